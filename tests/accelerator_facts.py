@@ -62,6 +62,6 @@ def facts(topology, name, **fields):
 
 
 if __name__ == '__main__':
-    given = dict(word.split('=', 1) for word in sys.argv[3:])
-    found = facts(*sys.argv[1:3], **{name: json.loads(x) for name, x in given.items()})
-    print(json.dumps(found))
+    fields = dict(word.split('=', 1) for word in sys.argv[3:])
+    result = facts(*sys.argv[1:3], **{name: json.loads(x) for name, x in fields.items()})
+    print(json.dumps(result))

@@ -65,7 +65,7 @@ class Wrapper:
         self.heading = int(self.env.agent_dir)
         self.ahead = DIRECTIONS[self.heading]
         self.side = DIRECTIONS[(self.heading + 1) % 4]
-        self.things = sorted(self.seen(image), key=lambda thing: thing.distance)
+        self.things = sorted(self.visible(image), key=lambda thing: thing.distance)
         straight = [
             t for t in self.things if t.right == 0 and t.name.split()[-1] in ('wall', 'box')
         ]
@@ -73,7 +73,7 @@ class Wrapper:
         self.description = self.describe()
         self.list_actions()
 
-    def seen(self, image):
+    def visible(self, image):
         for row in range(7):
             for column in range(7):
                 code, colour, state = (int(x) for x in image[column, row])
@@ -144,10 +144,10 @@ class Wrapper:
 
     def list_drop(self):
         front = tuple(p + a for p, a in zip(self.here, self.ahead, strict=True))
-        taken = any(t.cell == front and t.name.split()[-1] in SOLID for t in self.things)
+        blocked = any(t.cell == front and t.name.split()[-1] in SOLID for t in self.things)
         if self.env.carrying is None:
             self.errors['drop'] = 'You cannot drop the object, as you are not carrying anything.'
-        elif taken:
+        elif blocked:
             self.errors['drop'] = (
                 'You cannot drop the object, as there is already an object in front of you.'
             )
@@ -208,10 +208,10 @@ class Wrapper:
         solid = {t.cell for t in self.things if t.name.split()[-1] in SOLID}
         xs, ys = self.ranges()
         start = (self.here, self.heading)
-        queue, looked, parent = collections.deque([start]), set(), {}
+        queue, visited, parent = collections.deque([start]), set(), {}
         while queue:
             (cell, heading) = pose = queue.popleft()
-            looked.add(pose)
+            visited.add(pose)
             step = DIRECTIONS[heading]
             front = (cell[0] + step[0], cell[1] + step[1])
             if (cell if enter else front) == target:
@@ -226,7 +226,7 @@ class Wrapper:
                 (1, (cell, (heading + 1) % 4)),
             ):
                 inside = after[0][0] in xs and after[0][1] in ys
-                if inside and after not in looked and after[0] not in solid:
+                if inside and after not in visited and after[0] not in solid:
                     queue.append(after)
                     parent[after] = (pose, action)
         return None

@@ -132,12 +132,12 @@ def without_waiting(x: Any) -> Any:
 
 
 def pages_of(workdir: pathlib.Path) -> dict[str, Any]:
-    """Return the pages of a run by name, with their HTML unless worlds were waited for."""
-    found = sorted((workdir / 'rollouts').iterdir())
-    pages = {path.name: json.loads(path.read_text()) for path in found if path.suffix == '.json'}
+    """Return the pages of a run by name, with their HTML unless the run waited for worlds."""
+    paths = sorted((workdir / 'rollouts').iterdir())
+    pages = {path.name: json.loads(path.read_text()) for path in paths if path.suffix == '.json'}
     if not replies_of(workdir):
         commit = re.compile('<dt>commit</dt><dd>[^<]*</dd>')
-        drawn = {path.name: path.read_text() for path in found if path.suffix == '.html'}
+        drawn = {path.name: path.read_text() for path in paths if path.suffix == '.html'}
         pages |= {name: commit.sub('', text) for name, text in drawn.items()}
     return without_waiting(pages)
 
@@ -230,15 +230,15 @@ class Chaos:
         kind = self.rng.choice(('time', 'step', 'save') if there < rows else ('time',))
         if kind == 'time':
             # The twin has already compiled the programs, which takes about half of its time.
-            wanted, more = time.monotonic() + self.rng.uniform(0, self.quickest / 2), 0.0
+            target, more = time.monotonic() + self.rng.uniform(0, self.quickest / 2), 0.0
         else:
-            wanted, more = self.rng.randint(there + 1, rows), self.rng.uniform(0, 0.2)
+            target, more = self.rng.randint(there + 1, rows), self.rng.uniform(0, 0.2)
         killed = saves_of(workdir)  # of the previous start
         while not process.has_ended():
             killed &= saves_of(workdir)
-            if kind == 'time' and time.monotonic() >= wanted:
+            if kind == 'time' and time.monotonic() >= target:
                 break
-            if kind == 'step' and rows_of(workdir) >= wanted:
+            if kind == 'step' and rows_of(workdir) >= target:
                 break
             if kind == 'save' and saves_of(workdir) - killed:
                 break
@@ -255,10 +255,10 @@ class Chaos:
         assert rows == expected, f'{workdir}: rows differ from {twin}'
         assert any(row.get('policy/grad_norm', 0) > 0 for row in rows), f'{twin}: nothing trained'
         for read in (replies_of, pages_of, kept_best):
-            found, expected = read(workdir), read(twin)
-            differ = {name for name in found | expected if found.get(name) != expected.get(name)}
+            result, expected = read(workdir), read(twin)
+            differ = {name for name in result | expected if result.get(name) != expected.get(name)}
             assert not differ, f'{workdir}: {sorted(differ)} of {read.__name__} differ from {twin}'
-            self.compared[read.__name__] += len(found)
+            self.compared[read.__name__] += len(result)
         cfg = config_of(changes)
         one, other = (micro_runs.saved_state(cfg, w) for w in (workdir, twin))
         jax.tree.map(np.testing.assert_array_equal, one, other)
@@ -286,10 +286,10 @@ class Chaos:
         """Return the number of disturbances by kind, signal and moment, and the exit codes."""
         lines = []
         for column, title in enumerate(('subject', 'moment', 'signal')):
-            found = collections.Counter()
+            result = collections.Counter()
             for key, number in self.tally.items():
-                found[key[column]] += number
-            counts = ', '.join(f'{name} {number}' for name, number in sorted(found.items()))
+                result[key[column]] += number
+            counts = ', '.join(f'{name} {number}' for name, number in sorted(result.items()))
             lines.append(f'by {title}: {counts}')
         codes = ', '.join(
             f'{blow} -> {code}: {n}' for (blow, code), n in sorted(self.codes.items())
@@ -334,7 +334,7 @@ class Running:
     def strike(self, rng: random.Random) -> tuple[str, list[int]] | None:
         """Disturb one process; return (signals, exit codes), or None if it had already ended.
 
-        The second code is that of the undisturbed process, which must end by itself.
+        The second code belongs to the undisturbed process, which must end by itself.
         """
         several = len(self.processes) > 1
         if self.has_ended():
@@ -366,7 +366,7 @@ def main() -> None:
         default='',
         help=f"with commas, of {', '.join(KINDS)}; '' = all",
     )
-    given = parser.parse_args()
+    args = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix='chaos_'))
     os.environ |= {
         'JAX_PLATFORMS': 'cpu',
@@ -377,14 +377,14 @@ def main() -> None:
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(folder / 'programs'))
     # Children inherit ignored signals, as in a shell's background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    chaos = Chaos(folder, given.seed)
-    names = given.only.split(',') if given.only else [*KINDS]
+    chaos = Chaos(folder, args.seed)
+    names = args.only.split(',') if args.only else [*KINDS]
     waiting: list[str] = []
     try:
-        while (done := chaos.tally.total()) < given.kills:
+        while (done := chaos.tally.total()) < args.kills:
             waiting = waiting or chaos.rng.sample(names, len(names))
             name, began = waiting.pop(), time.monotonic()
-            chaos.of(name, min(given.a_run, given.kills - done))
+            chaos.of(name, min(args.a_run, args.kills - done))
             print(
                 f'{name}: the same bits after {chaos.tally.total()} kills in all '
                 f'({chaos.late} came too late), {time.monotonic() - began:.0f} s',

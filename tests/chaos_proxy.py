@@ -34,7 +34,7 @@ class Proxy:
     """Listen on a free loopback port for one server."""
 
     def __init__(self, port: int, *, seed: int = 0, chances: dict[str, float] | None = None):
-        self.port, self.luck, self.chances = port, random.Random(seed), dict(chances or {})
+        self.port, self.rng, self.chances = port, random.Random(seed), dict(chances or {})
         self.done: collections.Counter[str] = collections.Counter()
         self.delay_s = 0.05
         self._last: dict[str, bytes] = {}  # path -> an earlier reply
@@ -59,7 +59,7 @@ class Proxy:
         """Draw the fault of the next request, or ''."""
         with self._lock:
             kinds, chances = list(self.chances), list(self.chances.values())
-            kind = self.luck.choices([*kinds, ''], [*chances, max(0, 1 - sum(chances))])[0]
+            kind = self.rng.choices([*kinds, ''], [*chances, max(0, 1 - sum(chances))])[0]
             self.done[kind] += 1
             return kind
 
@@ -139,12 +139,12 @@ def changed(body: bytes, trouble: str) -> bytes:
     """Return the body of a reply after a fault."""
     if trouble == 'no_json':
         return b'<html>busy</html>'
-    told = json.loads(body)
-    if not isinstance(told, dict) or 'observation' not in told:
+    reply = json.loads(body)
+    if not isinstance(reply, dict) or 'observation' not in reply:
         return b'null'
     if trouble == 'nan':
-        return json.dumps(told | {'reward': float('nan')}).encode()
-    return json.dumps(told | {'observation': 'x' * 10_000_000}).encode()
+        return json.dumps(reply | {'reward': float('nan')}).encode()
+    return json.dumps(reply | {'observation': 'x' * 10_000_000}).encode()
 
 
 def response(body: bytes, status: str = '200 OK') -> bytes:
@@ -161,9 +161,9 @@ def message(connection) -> bytes:
             return b''
         data += more
     head, _, body = data.partition(b'\r\n\r\n')
-    found = re.search(rb'content-length: *(\d+)', head, re.IGNORECASE)
-    wanted = int(found[1]) if found else 0
-    while len(body) < wanted:
+    match = re.search(rb'content-length: *(\d+)', head, re.IGNORECASE)
+    length = int(match[1]) if match else 0
+    while len(body) < length:
         more = connection.recv(65536)
         if not more:
             return b''

@@ -23,7 +23,7 @@ import quick_xla
 PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'
 MOST_BYTES = 2**30  # of cached programs; one session adds about 150 MB
 BUILT = {}  # builds of this worker, by config and mesh: see shared_programs
-MOST_RESIDENT = 7 * 2**28  # bytes at the start of a test file; the longest adds half as many
+MOST_RESIDENT = 7 * 2**28  # bytes at the start of a test file; the longest adds half of it
 MOST_PIECES = 20_000  # memory maps at the start of a test file; the longest adds 20,000
 PIECES = pathlib.Path('/proc/self/maps')
 # glibc keeps freed memory: a process that was full once would drop its programs after every file.

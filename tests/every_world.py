@@ -211,12 +211,12 @@ def the_same_seed_gives_the_same_pool_and_another_seed_another(world):
 
 
 def splits_share_no_level(world):
-    found = {
+    by_split = {
         split: {level for seed in (1, 2) for level in levels(world.env, world.pools(split, seed))}
         for split in SPLITS
     }
-    assert all(found.values())
-    assert len(set.union(*found.values())) == sum(map(len, found.values()))
+    assert all(by_split.values())
+    assert len(set.union(*by_split.values())) == sum(map(len, by_split.values()))
 
 
 # ---- references --------------------------------------------------------------------------------

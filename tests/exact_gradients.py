@@ -164,19 +164,19 @@ def play(
 
     state = np.zeros(episodes, int) if state is None else state
     live = np.ones(episodes, bool)
-    found = {name: [] for name in ('states', 'actions', 'rewards')}
+    history = {name: [] for name in ('states', 'actions', 'rewards')}
     outcome, num_turns = np.zeros(episodes), np.zeros(episodes, int)
     for k in range(first, world.turns):
         action = draw(world.policy[k][state])
         after = draw(world.move[state, action])
         ended = live & (rng.random(episodes) < world.ends[state, action])
-        found['states'].append(state)
-        found['actions'].append(action)
-        found['rewards'].append(np.where(live, world.reward[state, action, after], 0.0))
+        history['states'].append(state)
+        history['actions'].append(action)
+        history['rewards'].append(np.where(live, world.reward[state, action, after], 0.0))
         outcome += np.where(ended, world.answer[state, action, after], 0.0)
         num_turns += live
         state, live = after, live & ~ended
-    states, actions, rewards = (np.stack(found[name], 1) for name in found)
+    states, actions, rewards = (np.stack(history[name], 1) for name in history)
     return Played(
         states=states,
         actions=actions,
@@ -187,28 +187,28 @@ def play(
     )
 
 
-# ---- estimators: (played, world, members) -> advantages [B, K] -----------------------------------
+# ---- estimators: (episodes, world, members) -> advantages [B, K] ---------------------------------
 
 
-def by_mode(played: Played, world: World, members: int, *, mode: str, norm: str) -> jax.Array:
+def by_mode(episodes: Played, world: World, members: int, *, mode: str, norm: str) -> jax.Array:
     """A mode of MT-GRPO, undiscounted."""
-    how = MTGRPO(mode=mode, turn_gamma=1.0, comparison=Comparison(norm, eps=1e-4))
-    return how.turn_advantages(
-        played.rewards, played.outcome, played.num_turns, played.healthy, group_size=members
+    algorithm = MTGRPO(mode=mode, turn_gamma=1.0, comparison=Comparison(norm, eps=1e-4))
+    return algorithm.turn_advantages(
+        episodes.rewards, episodes.outcome, episodes.num_turns, episodes.healthy, group_size=members
     )
 
 
-def by_episode(played: Played, world: World, members: int, *, norm: str) -> jax.Array:
+def by_episode(episodes: Played, world: World, members: int, *, norm: str) -> jax.Array:
     """One advantage for an episode: GRPO, Dr.GRPO, RLOO."""
-    returns = played.all_rewards.sum(1)
-    whole = adv.compare(returns, played.healthy, group_size=members, norm=norm)
-    return jnp.broadcast_to(whole[:, None], played.rewards.shape)
+    returns = episodes.all_rewards.sum(1)
+    advantage = adv.compare(returns, episodes.healthy, group_size=members, norm=norm)
+    return jnp.broadcast_to(advantage[:, None], episodes.rewards.shape)
 
 
-def by_others(played: Played, world: World, members: int) -> jax.Array:
+def by_others(episodes: Played, world: World, members: int) -> jax.Array:
     """turn_grpo."""
     return turn_credit.leave_one_out_to_go(
-        played.all_rewards, played.num_turns, played.healthy, group_size=members
+        episodes.all_rewards, episodes.num_turns, episodes.healthy, group_size=members
     )
 
 
@@ -227,19 +227,19 @@ ESTIMATORS = {
 
 
 def group_gradients(
-    played: Played, advantages: jax.Array, world: World, members: int
+    episodes: Played, advantages: jax.Array, world: World, members: int
 ) -> np.ndarray:
     """Return the policy gradient of each group, the mean over its members; [groups, K S A]."""
     turns, states, actions = world.logits.shape
-    taken = turn_credit.reached_turns(played.num_turns, played.healthy, turns)
-    weight = np.where(taken, np.asarray(advantages, np.float64), 0.0)[:, :, None]
+    reached = turn_credit.reached_turns(episodes.num_turns, episodes.healthy, turns)
+    weight = np.where(reached, np.asarray(advantages, np.float64), 0.0)[:, :, None]
     rows = len(weight)
     turn = np.arange(turns)[None, :]
-    chosen = played.actions[:, :, None] == np.arange(actions)
-    score = weight * (chosen - world.policy[turn, played.states])  # [B, K, A]
+    chosen = episodes.actions[:, :, None] == np.arange(actions)
+    score = weight * (chosen - world.policy[turn, episodes.states])  # [B, K, A]
     size = turns * states * actions
     first = (np.arange(rows) // members * size)[:, None]
-    index = (first + (turn * states + played.states) * actions)[:, :, None] + np.arange(actions)
+    index = (first + (turn * states + episodes.states) * actions)[:, :, None] + np.arange(actions)
     sums = np.bincount(index.ravel(), score.ravel(), minlength=rows // members * size)
     return sums.reshape(-1, size) / members
 

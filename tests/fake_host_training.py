@@ -23,9 +23,9 @@ def main(folder, steps):
     name = f'process{os.environ["JAX_PROCESS_ID"]}'
     if folder.startswith('gs://'):
         folder = pathlib.Path(os.environ['AGENTRL_GCS']) / folder.removeprefix('gs://')
-    folder, asked = pathlib.Path(folder), []
+    folder, signals = pathlib.Path(folder), []
     folder.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    signal.signal(signal.SIGTERM, lambda *_: signals.append(True))
     saved = folder / name
     first = int(saved.read_text()) if saved.exists() else 0
     with (folder / f'{name}.starts').open('a') as starts:
@@ -33,11 +33,11 @@ def main(folder, steps):
     print(f'step {first} of {steps}', flush=True)
     for step in range(first, int(steps)):
         time.sleep(STEP_S)
-        while not asked and step == limit(folder):
+        while not signals and step == limit(folder):
             time.sleep(STEP_S)
         saved.with_suffix('.new').write_text(str(step + 1))
         os.replace(saved.with_suffix('.new'), saved)
-        if asked:
+        if signals:
             sys.exit(75)
     print('finished', flush=True)
 

@@ -15,8 +15,8 @@ TRAINING = pathlib.Path(__file__).with_name('fake_training.py')
 def plan(workdir, runs, jobs, retries, steps, step_s, *fault):
     """Return a Plan of runs run-0, run-1, ... with existing folders."""
     workdir = pathlib.Path(workdir)
-    made = [status.Run(f'run-{i}', {}, {}, int(steps)) for i in range(int(runs))]
-    for run in made:
+    entries = [status.Run(f'run-{i}', {}, {}, int(steps)) for i in range(int(runs))]
+    for run in entries:
         (workdir / run.name).mkdir(parents=True, exist_ok=True)
 
     def command(run):
@@ -24,7 +24,7 @@ def plan(workdir, runs, jobs, retries, steps, step_s, *fault):
         words = [workdir / run.name, run.steps, step_s, *fault]
         return [sys.executable, '-S', '-E', str(TRAINING), *map(str, words)]
 
-    return local.Plan(made, workdir, command, [{}] * int(jobs), int(retries))
+    return local.Plan(entries, workdir, command, [{}] * int(jobs), int(retries))
 
 
 if __name__ == '__main__':

@@ -22,11 +22,11 @@ def write(path, text):
 
 
 def main(folder, steps, step_s, fault='', fault_step=-1):
-    folder, steps, asked = pathlib.Path(folder), int(steps), []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
-    own = (folder / 'own.lock').open('a')
+    folder, steps, signals = pathlib.Path(folder), int(steps), []
+    signal.signal(signal.SIGTERM, lambda *_: signals.append(True))
+    lock = (folder / 'own.lock').open('a')
     try:
-        fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         (folder / 'DOUBLED').touch()
         sys.exit(9)
@@ -46,7 +46,7 @@ def main(folder, steps, step_s, fault='', fault_step=-1):
             row = {'step': step, 'time_s': time.monotonic() - began, 'rollout/success': 0.25}
             rows.write(json.dumps(row) + '\n')
         write(saved, str(step + 1))
-        if asked:
+        if signals:
             sys.exit(75)
     write(folder / 'finished.json', json.dumps({'step': steps}))
 

@@ -19,19 +19,19 @@ def parse(words):
     known = FLAGS['commands'][command] | FLAGS['every command']
     if track:  # a flag that the other release does not have
         known = known | {'tunnel-through-iap': 'bool'}
-    given = {}
+    values = {}
     for word in words:
         if not word.startswith('--'):
             continue
         flag, equals, value = word[2:].partition('=')
-        if flag not in known or flag in given:
+        if flag not in known or flag in values:
             raise ValueError(f'unrecognized arguments: {word}')
         if (known[flag] == 'value') != bool(equals):
             raise ValueError(f'argument --{flag}: value expected or not expected')
-        given[flag] = value
-    if command.startswith('compute tpus') and 'zone' not in given:
+        values[flag] = value
+    if command.startswith('compute tpus') and 'zone' not in values:
         raise ValueError('argument --zone: must be specified')
-    wanted = 2 if command.endswith('scp') else 1
-    if len(names) != wanted:
-        raise ValueError(f'{wanted} names expected, not {names}')
-    return command, names, given
+    count = 2 if command.endswith('scp') else 1
+    if len(names) != count:
+        raise ValueError(f'{count} names expected, not {names}')
+    return command, names, values

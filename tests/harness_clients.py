@@ -40,18 +40,18 @@ class Client:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.http.request('POST', where, raw, headers)
         response = self.http.getresponse()
-        found = response.read()
-        return response.status, json.loads(found) if found[:1] in b'{[' else found
+        data = response.read()
+        return response.status, json.loads(data) if data[:1] in b'{[' else data
 
     def ask(self, messages, **more):
         dialect = dialect_now()
         write, read = FORMATS[dialect]
-        status, made = self.post(
+        status, reply = self.post(
             f'{self.path}/{PATHS[dialect]}', write(messages, {'model': 'm'} | more)
         )
         if status != 200:
-            raise RuntimeError(f'{status} {made["error"]["code"]}')
-        return read(made)
+            raise RuntimeError(f'{status} {reply["error"]["code"]}')
+        return read(reply)
 
     def reward(self, **body):
         return self.post(self.path.replace('/v1', '/reward'), body)
@@ -77,9 +77,9 @@ def two_turns(task):
     messages = [{'role': 'system', 'content': 'Be brief.'}, user(f'Item {task.item}.')]
     total = 0.0
     for turn in range(2):
-        said = client.ask(messages)
-        total += 1.0 / (1 + len(said['content']))
-        messages += [said, user(f'More {turn}.')]
+        answer = client.ask(messages)
+        total += 1.0 / (1 + len(answer['content']))
+        messages += [answer, user(f'More {turn}.')]
     return total
 
 
@@ -151,9 +151,9 @@ def hot(task):
 def limited(task):
     """Request few tokens, and send the answer back with additional text."""
     client, messages = Client(task), [user('Go.')]
-    said = client.ask(messages, max_tokens=2)
-    said['content'] += ' (cut)'
-    client.ask([*messages, said, user('On.')])
+    answer = client.ask(messages, max_tokens=2)
+    answer['content'] += ' (cut)'
+    client.ask([*messages, answer, user('On.')])
     return 1.0
 
 
@@ -182,7 +182,7 @@ def deadly(task):
 
 
 def faulty(task):
-    """Hang, crash, flood, lie, leave or fail on an answer, for one item in ten (fault_of)."""
+    """Hang, crash, flood, misreport, leave or fail on an answer, for one item in ten (fault_of)."""
     if task.item % 10:
         return two_turns(task)
     kind, client = fault_of(task.item), Client(task)

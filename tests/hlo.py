@@ -49,13 +49,13 @@ class Program:
 
     def within(self, names: Sequence[str]) -> set[str]:
         """Return these computations and all that they call."""
-        found, open_ = set(), list(names)
+        reached, open_ = set(), list(names)
         while open_:
             name = open_.pop()
-            if name not in found:
-                found.add(name)
+            if name not in reached:
+                reached.add(name)
                 open_ += self.called(name)
-        return found
+        return reached
 
     @functools.cached_property
     def bodies(self) -> set[str]:
@@ -100,8 +100,8 @@ def read(text: str) -> Program:
             entry = head[2] if head[1] else entry
         elif line.startswith('}'):
             current = None
-        elif current is not None and (found := LINE.match(line.strip())):
-            current.append(Instruction(found[1], found[3], found[2], line.strip()))
+        elif current is not None and (match := LINE.match(line.strip())):
+            current.append(Instruction(match[1], match[3], match[2], line.strip()))
     return Program(entry, {name: tuple(lines) for name, lines in computations.items()})
 
 
@@ -127,13 +127,13 @@ def collectives_in_loops(program: Program) -> list[Instruction]:
 
 def square_arrays(program: Program, side: int) -> set[str]:
     """Return float arrays in memory with two dimensions of `side`: scores of full rows."""
-    found = set()
+    shapes = set()
     for name in program.within([program.entry]):
         for one in program.steps(name):
             for dtype, size, _ in arrays(one.shape):
                 if dtype in ('f32', 'bf16', 'f16') and size.count(side) >= 2:
-                    found.add(f'{dtype}[{",".join(map(str, size))}]')
-    return found
+                    shapes.add(f'{dtype}[{",".join(map(str, size))}]')
+    return shapes
 
 
 def fused_attention(text: str) -> int:

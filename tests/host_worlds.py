@@ -68,14 +68,14 @@ class Troubled:
         self.instruction = world.instruction
         self.latency, self.crash, self.hang = latency, crash, hang
         self.release = release  # set at the end, to release hung threads
-        self.luck = np.random.default_rng([seed, time.monotonic_ns() % 2**32])
+        self.rng = np.random.default_rng([seed, time.monotonic_ns() % 2**32])
 
     def trouble(self):
         if self.latency:
-            time.sleep(self.luck.exponential(self.latency))
-        if self.luck.random() < self.crash:
+            time.sleep(self.rng.exponential(self.latency))
+        if self.rng.random() < self.crash:
             raise WorldError('crashed on purpose')
-        if self.luck.random() < self.hang:
+        if self.rng.random() < self.hang:
             self.release.wait()
             raise WorldError('hung on purpose')
 
@@ -127,8 +127,8 @@ class Lake:
         )
         self.state, self.used, self.turn = did['state'], did['used'], self.turn + 1
         done = did['stop'] in (EpisodeStop.TERMINATED, EpisodeStop.ACTION_BUDGET)
-        said = self.text(did['warn'])
-        return Reply(said, float(did['reward']), done, did['success'], figures=(self.turn, 0.5))
+        obs = self.text(did['warn'])
+        return Reply(obs, float(did['reward']), done, did['success'], figures=(self.turn, 0.5))
 
     def close(self):
         pass
@@ -176,11 +176,11 @@ class Table:
             def answer(self):
                 length = int(self.headers['Content-Length'] or 0)
                 body = json.loads(self.rfile.read(length)) if length else None
-                path, status, told = table.rows.pop(0)
+                path, status, reply = table.rows.pop(0)
                 table.asked.append((self.path.lstrip('/'), body))
                 table.tokens.append(self.headers['Authorization'])
                 assert self.path.lstrip('/').startswith(path), (self.path, path)
-                data = told if isinstance(told, bytes) else json.dumps(told).encode()
+                data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
                 self.send_response(status)
                 self.send_header('Content-Length', str(len(data)))
                 self.end_headers()

@@ -26,7 +26,7 @@ class Hostile:
 
     def step(self, action):
         self.steps += 1
-        said, reward = f'{self.item}: step {self.steps} {action}', 0.5
+        text, reward = f'{self.item}: step {self.steps} {action}', 0.5
         if action == 'fault':
             raise WorldError('out of order')
         if action == 'raise':
@@ -50,16 +50,16 @@ class Hostile:
         if action == 'nan':
             reward = float('nan')
         if action == 'huge':
-            said = 'x' * 2**21
+            text = 'x' * 2**21
         if action == 'platform':
-            said = os.environ['JAX_PLATFORMS']
+            text = os.environ['JAX_PLATFORMS']
         if action == 'half':
-            said = 'half of a pair: \ud800'
+            text = 'half of a pair: \ud800'
         if action == 'numpy':
-            return Reply(said, success=np.bool_(True))  # not JSON
+            return Reply(text, success=np.bool_(True))  # not JSON
         if action == 'print':
             print('{"seq": 1}', flush=True)
-        return Reply(said, reward=reward, done=action == 'end', success=action == 'end' or None)
+        return Reply(text, reward=reward, done=action == 'end', success=action == 'end' or None)
 
     def close(self):
         pass

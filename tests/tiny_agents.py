@@ -230,8 +230,8 @@ def play_by_hand(task_, state, key, turn, used, matched, parts):
         known += 1
         if done or used >= task_.max_actions_per_episode:
             continue
-        luck = jax.random.fold_in(jax.random.fold_in(key, turn), index)
-        _, state, gain, done, _ = step(luck, state, action, task_.env_params)
+        step_key = jax.random.fold_in(jax.random.fold_in(key, turn), index)
+        _, state, gain, done, _ = step(step_key, state, action, task_.env_params)
         done = bool(done) or bool(task_.env.is_truncated(state, task_.env_params))
         acted, used, reward = [*acted, action], used + 1, np.float32(reward + gain)
     stop = EpisodeStop.NONE

@@ -41,7 +41,7 @@ def rollout_of(layouts, rewards, *, length, penalties=None, faulty=(), seed=0):
         max_actions=1,
         xp=np,
     )
-    made = empty.replace(
+    rollout = empty.replace(
         tokens=rng.integers(0, VOCAB, (rows, length)).astype(np.int32),
         logprobs=np.where(action, -rng.random((rows, length)), 0).astype(np.float32),
         attention_mask=attention,
@@ -54,7 +54,7 @@ def rollout_of(layouts, rewards, *, length, penalties=None, faulty=(), seed=0):
         num_turns=np.array([len(layout) for layout in layouts], np.int32),
         episode_stop=stop,
     )
-    return jax.tree.map(jnp.asarray, made)
+    return jax.tree.map(jnp.asarray, rollout)
 
 
 def forked(rollout, turns, *, rewards=None, faulty=(), seed=0):
@@ -66,24 +66,24 @@ def forked(rollout, turns, *, rewards=None, faulty=(), seed=0):
     turns = np.asarray(turns, np.int32)
     count = len(turns)
     turn = np.where(turns[None] < np.asarray(rollout.num_turns)[:, None], turns[None], 0)
-    played = turn > 0
+    reached = turn > 0
     # NumPy, since jnp would compile a program for each of these lines.
     out = jax.tree.map(lambda x: np.repeat(np.asarray(x)[:, None], count, axis=1), rollout)
-    own = out.turn >= turn[:, :, None]
+    continued = out.turn >= turn[:, :, None]
     k = np.arange(rollout.rewards.shape[1])[None, None]
-    mine = (k >= turn[:, :, None]) & (k < out.num_turns[:, :, None]) & played[:, :, None]
+    rewarded = (k >= turn[:, :, None]) & (k < out.num_turns[:, :, None]) & reached[:, :, None]
     if rewards is None:
         rewards = jax.random.normal(jax.random.key(seed), out.rewards.shape)
     stop = out.episode_stop
     for row, number in faulty:
         stop[row, number] = EpisodeStop.ENV_ERROR
-    action_mask = out.action_mask & own & played[:, :, None]
+    action_mask = out.action_mask & continued & reached[:, :, None]
     out = out.replace(
         action_mask=action_mask,
         logprobs=np.where(action_mask, out.logprobs, np.float32(0)),
-        rewards=np.where(mine, np.asarray(rewards, np.float32), np.float32(0)),
-        penalties=np.where(mine, out.penalties, np.float32(0)),
-        num_turns=np.where(played, out.num_turns, np.int32(0)),
+        rewards=np.where(rewarded, np.asarray(rewards, np.float32), np.float32(0)),
+        penalties=np.where(rewarded, out.penalties, np.float32(0)),
+        num_turns=np.where(reached, out.num_turns, np.int32(0)),
         episode_stop=stop,
     )
     continuations = Continuations(turn=turn, rollout=out)

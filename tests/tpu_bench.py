@@ -124,12 +124,12 @@ class Bench:
     def end(self, process, *, code=0, within_s=200):
         """Return the output of a verb; it must end in time with the exit code, without children."""
         try:
-            said, _ = process.communicate(timeout=within_s)
+            output, _ = process.communicate(timeout=within_s)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        assert process.returncode == code, said
-        return said
+        assert process.returncode == code, output
+        return output
 
     def calls(self):
         """Return [(second, verb)] of the gcloud calls."""

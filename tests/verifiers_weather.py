@@ -46,9 +46,9 @@ class Chat(vf.Harness[vf.HarnessConfig]):
         messages = [{'role': 'system', 'content': system}, {'role': 'user', 'content': prompt}]
         while True:
             body = write(messages, {'model': ctx.model, 'tools': [TOOL]})
-            said = read(await client.post(f'/{PATHS[dialect]}', cast_to=object, body=body))
-            if not said.get('tool_calls'):
-                return vf.ProgramResult(exit_code=0, stdout=said['content'], stderr='')
-            messages.append(said)
-            result = {'tool_call_id': said['tool_calls'][0]['id'], 'content': 'It rains in Oslo.'}
+            reply = read(await client.post(f'/{PATHS[dialect]}', cast_to=object, body=body))
+            if not reply.get('tool_calls'):
+                return vf.ProgramResult(exit_code=0, stdout=reply['content'], stderr='')
+            messages.append(reply)
+            result = {'tool_call_id': reply['tool_calls'][0]['id'], 'content': 'It rains in Oslo.'}
             messages.append({'role': 'tool', **result})

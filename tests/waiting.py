@@ -1,4 +1,4 @@
-"""Waiting for what another process or thread does."""
+"""Wait for another process or thread."""
 
 import time
 

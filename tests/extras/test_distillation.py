@@ -15,20 +15,20 @@ pytestmark = pytest.mark.soak
 
 STEPS = 12
 LEGAL = {'rollout.constrain': 'own', 'env.think': False}
-SHOWN = {'clone.episodes': 64, 'clone.steps': 60, 'clone.oracle': 1.0, 'steps': 0, **LEGAL}
+CLONING = {'clone.episodes': 64, 'clone.steps': 60, 'clone.oracle': 1.0, 'steps': 0, **LEGAL}
 
 
 @pytest.fixture(scope='module')
 def teacher(tmp_path_factory):
     """Return a workdir with a policy cloned from the expert."""
     workdir = tmp_path_factory.mktemp('runs') / 'teacher'
-    assert train.train(micro_runs.plain('frozen_lake', **SHOWN), str(workdir)) == 0
+    assert train.train(micro_runs.plain('frozen_lake', **CLONING), str(workdir)) == 0
     return workdir
 
 
 def student(*teachers, steps=STEPS, **changes):
     """Return the config of a randomly initialised policy of half the width."""
-    given = {
+    defaults = {
         'algorithm': 'opd',
         'opd.teachers': tuple(map(str, teachers)),
         'model.hidden_size': 16,
@@ -37,7 +37,7 @@ def student(*teachers, steps=STEPS, **changes):
         'steps': steps,
         **LEGAL,
     }
-    return micro_runs.plain('frozen_lake', **(given | changes))
+    return micro_runs.plain('frozen_lake', **(defaults | changes))
 
 
 def rows(workdir):
@@ -52,45 +52,46 @@ def taught(teacher, tmp_path_factory):
     return workdir
 
 
-def test_a_student_comes_closer_to_its_teacher_without_any_reward(taught):
+def test_a_student_approaches_its_teacher_without_rewards(taught):
     gaps = [row['policy/kl_teacher'] for row in rows(taught)[:STEPS]]
     assert np.mean(gaps[-3:]) < 0.7 * np.mean(gaps[:3]), gaps
 
 
-def test_a_run_resumes_to_the_same_bits_wherever_its_teacher_lies_and_with_no_other(
+def test_a_run_resumes_bit_identically_with_a_moved_teacher_and_rejects_another(
     teacher, taught, tmp_path
 ):
     workdir = tmp_path / 'halves'
     assert train.train(student(teacher, steps=3), str(workdir)) == 0
     moved = shutil.copytree(teacher, tmp_path / 'elsewhere')
-    face = build(student(teacher)).config_dict
+    config = build(student(teacher)).config_dict
     assert train.train(student(moved), str(workdir)) == 0
-    states = [micro_runs.saved_state(face, where) for where in (taught, workdir)]
+    states = [micro_runs.saved_state(config, path) for path in (taught, workdir)]
     jax.tree.map(np.testing.assert_array_equal, *states)
     other = tmp_path / 'other'
-    cfg = micro_runs.plain('frozen_lake', **(SHOWN | {'seed': 1}))
+    cfg = micro_runs.plain('frozen_lake', **(CLONING | {'seed': 1}))
     assert train.train(cfg, str(other)) == 0
     with pytest.raises(ValueError, match='have other parameters than the teachers that this run'):
         train.train(student(other, steps=STEPS + 1), str(workdir))
 
 
-def test_a_policy_teaches_itself_what_it_would_do_with_the_plan_and_resumes_so(tmp_path):
+def test_a_policy_is_distilled_from_itself_with_the_plan_and_resumes(tmp_path):
     """The policy was cloned on prompts with the plan and now plays without it."""
-    hinted, whole, halves = (tmp_path / name for name in ('hinted', 'whole', 'halves'))
-    shown = SHOWN | {'env.hint': 'plan', 'rollout.max_tokens': 112}
-    assert train.train(micro_runs.plain('frozen_lake', **shown), str(hinted)) == 0
-    own = {'opd.privileged': 'plan', 'model.path': str(hinted), 'optim.lr': 3e-3}
-    for workdir, steps in ((whole, STEPS), (halves, 3), (halves, STEPS)):
-        assert train.train(student(steps=steps, **own), str(workdir)) == 0
+    hinted, unsplit, halves = (tmp_path / name for name in ('hinted', 'whole', 'halves'))
+    cloning = CLONING | {'env.hint': 'plan', 'rollout.max_tokens': 112}
+    assert train.train(micro_runs.plain('frozen_lake', **cloning), str(hinted)) == 0
+    settings = {'opd.privileged': 'plan', 'model.path': str(hinted), 'optim.lr': 3e-3}
+    for workdir, steps in ((unsplit, STEPS), (halves, 3), (halves, STEPS)):
+        assert train.train(student(steps=steps, **settings), str(workdir)) == 0
     states = [
-        micro_runs.saved_state(build(student(**own)).config_dict, at) for at in (whole, halves)
+        micro_runs.saved_state(build(student(**settings)).config_dict, at)
+        for at in (unsplit, halves)
     ]
     jax.tree.map(np.testing.assert_array_equal, *states)
-    gaps = [row['policy/kl_teacher'] for row in rows(whole)[:STEPS]]
+    gaps = [row['policy/kl_teacher'] for row in rows(unsplit)[:STEPS]]
     assert min(gaps) > 0 and np.mean(gaps[-3:]) < np.mean(gaps[:3]), gaps
 
 
-def test_a_teacher_of_other_tokens_is_refused(teacher, tmp_path):
+def test_a_teacher_with_another_vocabulary_is_rejected(teacher, tmp_path):
     cfg = student(teacher, **{'model.tokenizer': 'agentrl_jax/tokens/babyai.model'})
     with pytest.raises(ValueError, match='use a teacher with the same token ids'):
         build(cfg)

@@ -20,7 +20,7 @@ PER_TURN = (
     'begin part trial anchor rewards penalties turn_stop valid num_actions actions'.split()
 )  # [.., K, ...]
 PER_TOKEN = 'tokens logprobs attention_mask action_mask turn'.split()  # [.., T]
-WHOLE = 'num_turns episode_stop success level'.split()
+PER_EPISODE = 'num_turns episode_stop success level'.split()
 
 
 def forked(name='frozen_lake', *, replay=False):
@@ -29,8 +29,8 @@ def forked(name='frozen_lake', *, replay=False):
     if not replay:
         return listed
     forks = listed.extra['forks']
-    own = jnp.broadcast_to(listed.token_stream[:, None], forks.turn.shape)
-    return listed.replace(extra={'forks': forks.replace(stream=own)})
+    streams = jnp.broadcast_to(listed.token_stream[:, None], forks.turn.shape)
+    return listed.replace(extra={'forks': forks.replace(stream=streams)})
 
 
 def play(name='frozen_lake', listed=None, **settings):
@@ -42,7 +42,7 @@ def play(name='frozen_lake', listed=None, **settings):
 
 
 @functools.cache
-def played(name):
+def cached_play(name):
     return play(name)
 
 
@@ -56,11 +56,11 @@ def flat(out):
 def differences(out):
     """Return fields in which continuations with the trunk's streams differ from the trunk."""
     rows, turns, trunks = flat(out)
-    found, checks = [], 0
+    mismatches, checks = [], 0
     for row, (turn, b) in enumerate(zip(turns, trunks, strict=True)):
         if not turn:
             continue
-        for name in PER_TOKEN + PER_TURN + WHOLE:
+        for name in PER_TOKEN + PER_TURN + PER_EPISODE:
             mine, theirs = (np.asarray(getattr(x, name)) for x in (rows, out))
             mine, theirs = mine[row], theirs[b].copy()
             if name in ('logprobs', 'action_mask'):
@@ -69,24 +69,24 @@ def differences(out):
                 theirs[:turn] = -1 if name == 'actions' else 0
             checks += 1
             if not np.array_equal(mine, theirs):
-                found.append((row, int(turn), name))
-    return found, checks
+                mismatches.append((row, int(turn), name))
+    return mismatches, checks
 
 
 @pytest.mark.parametrize('name', ['frozen_lake', 'sokoban'])
-def test_a_continuation_with_its_trunk_s_streams_is_the_trunk_bit_for_bit(name):
+def test_a_continuation_with_the_streams_of_its_trunk_equals_the_trunk(name):
     out, counters = play(name, forked(name, replay=True))
-    found, checks = differences(out)
-    assert not found and counters['overflow'] == 0
+    mismatches, checks = differences(out)
+    assert not mismatches and counters['overflow'] == 0
     assert checks > 200
 
 
-def test_episodes_with_continuations_are_the_episodes_without():
+def test_continuations_do_not_change_episodes():
     """Sampler and trainer also agree in continuations."""
     name = 'frozen_lake'
-    out, counters = played(name)
+    out, counters = cached_play(name)
     plain, before = tiny.played(name)
-    for field in PER_TOKEN + PER_TURN + WHOLE:
+    for field in PER_TOKEN + PER_TURN + PER_EPISODE:
         np.testing.assert_array_equal(getattr(out, field), getattr(plain, field), err_msg=field)
     rows, turns, _ = flat(out)
     assert counters['generated'] == before['generated'] + rows.action_mask.sum()
@@ -94,8 +94,8 @@ def test_episodes_with_continuations_are_the_episodes_without():
     assert rows.action_mask.any(1).sum() == (turns > 0).sum()
 
 
-def test_every_turn_that_was_reached_is_continued_and_no_other():
-    out, _ = played('frozen_lake')
+def test_exactly_the_reached_turns_are_continued():
+    out, _ = cached_play('frozen_lake')
     for count, turn in zip(out.num_turns, out.extra['continuations'].turn, strict=True):
         assert sorted(turn[turn > 0])[::-1] == [k for k in (2, 2, 1, 1) if k < count]
     rows, turns, trunks = flat(out)
@@ -109,13 +109,13 @@ def test_every_turn_that_was_reached_is_continued_and_no_other():
     assert not rows.action_mask[turns == 0].any()
 
 
-def test_continuations_have_luck_of_their_own():
-    out, _ = played('frozen_lake')
+def test_continuations_use_independent_random_streams():
+    out, _ = cached_play('frozen_lake')
     rows, turns, trunks = flat(out)
     other = [(rows.tokens[i] != out.tokens[trunks[i]]).any() for i in np.flatnonzero(turns)]
     assert np.mean(other) > 0.5
-    own = np.asarray(forked().extra['forks'].stream)
-    streams = np.concatenate([own.reshape(-1), np.arange(16)])
+    fork_streams = np.asarray(forked().extra['forks'].stream)
+    streams = np.concatenate([fork_streams.reshape(-1), np.arange(16)])
     assert len(set(streams.tolist())) == len(streams)
 
 
@@ -132,14 +132,14 @@ def assert_same(one, other, *, exact=True):
     [(64, 7), (3, 2)],
     ids=['helpers', 'refilled'],
 )
-def test_no_schedule_changes_what_is_sampled(slots, serve_rows):
+def test_schedules_do_not_change_the_samples(slots, serve_rows):
     out, counters = play(slots=slots, serve_rows=serve_rows)
     assert counters['overflow'] == 0
-    assert_same(out, played('frozen_lake')[0], exact=False)
+    assert_same(out, cached_play('frozen_lake')[0], exact=False)
 
 
 @pytest.mark.mesh
-def test_no_mesh_changes_what_is_sampled():
+def test_meshes_do_not_change_the_samples():
     mesh = sharding.make_mesh(4, 1, 2)
     collect = device.collect_on_mesh(
         mesh,
@@ -152,13 +152,13 @@ def test_no_mesh_changes_what_is_sampled():
     arguments = (tiny.cloned('frozen_lake')[0], tiny.task('frozen_lake'), forked(), KEY)
     out, counters = jax.device_get(jax.jit(collect, compiler_options=tiny.QUICK)(*arguments))
     assert not counters['overflow'].any()
-    assert_same(out, played('frozen_lake')[0], exact=False)
+    assert_same(out, cached_play('frozen_lake')[0], exact=False)
 
 
 def test_a_window_hides_the_same_turns_from_continuations():
     plain, _ = play(listed=tiny.episodes('frozen_lake'), window=1)
     out, _ = play(listed=forked(replay=True), window=1, slots=24)
-    found, checks = differences(out)
-    assert not found and checks > 200
+    mismatches, checks = differences(out)
+    assert not mismatches and checks > 200
     for field in PER_TOKEN:
         np.testing.assert_array_equal(getattr(out, field), getattr(plain, field))

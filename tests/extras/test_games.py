@@ -46,7 +46,7 @@ SETTINGS = {Game2048: dict(goal=16)}  # reachable in ten actions
 
 
 @functools.cache
-def played(world, **settings):
+def game_of(world, **settings):
     return World(world(**(SETTINGS[world] if world in SETTINGS else {}), **settings))
 
 
@@ -84,7 +84,7 @@ TRIMMED = Layout(Grid(('.', 'X', 'o'), 3, 2, blank='', trimmed=True))
         (LINES, ([False, False, False], -1), 'On offer: nothing\n'),
     ],
 )
-def test_pieces_are_shown_in_their_slots(layout, values, text):
+def test_pieces_appear_in_their_slots(layout, values, text):
     ids = np.asarray(layout.ids([jnp.asarray(value) for value in values]))
     assert all(i == -1 or i in slot for i, slot in zip(ids, layout.slots, strict=True))
     assert ''.join(layout.texts[i] for i in ids if i >= 0) == text
@@ -105,8 +105,8 @@ def test_pieces_are_checked_against_the_tokenizer():
 
 @pytest.mark.parametrize('check', CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize('world', CASES)
-def test_a_game_passes_what_every_world_passes(world, check):
-    check(played(world))
+def test_a_game_passes_the_checks_of_every_world(world, check):
+    check(game_of(world))
 
 
 REAL = [
@@ -117,9 +117,9 @@ REAL = [
 
 @pytest.mark.parametrize('name, short', [('demo', False), ('demo', True), *REAL])
 @pytest.mark.parametrize('world', CASES)
-def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name, short):
+def test_prompts_equal_the_tokens_of_their_text(world, name, short):
     """Check every state of some random play."""
-    game, vocabulary = played(world, short=True) if short else played(world), tokenizer(name)
+    game, vocabulary = game_of(world, short=True) if short else game_of(world), tokenizer(name)
     task = text.build_task(game.env, game.params, vocabulary, style='brief')
     picked = np.random.default_rng(0).permutation(len(game.states.time))[:60]
     states = jax.tree.map(lambda x: x[picked], game.states)
@@ -136,14 +136,14 @@ def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name, short):
     for i in range(len(picked)):
         state = jax.tree.map(lambda x, i=i: x[i], states)
         ids = prefix + tokens[i, : count[i]].tolist()
-        said = vocabulary.decode(ids, show_special=True)
-        assert game.env.observation_text(state) in said
-        assert chat.tokenize(vocabulary, said) == ids
+        decoded = vocabulary.decode(ids, show_special=True)
+        assert game.env.observation_text(state) in decoded
+        assert chat.tokenize(vocabulary, decoded) == ids
 
 
 @pytest.mark.parametrize('world', CASES)
 def test_an_action_that_is_not_on_offer_changes_nothing(world):
-    game = played(world)
+    game = game_of(world)
     states = game.states
     offers = np.asarray(jax.jit(jax.vmap(game.env.offers))(states.game))
     open_ = ~game.over(states)
@@ -160,20 +160,20 @@ def test_an_action_that_is_not_on_offer_changes_nothing(world):
 @functools.cache
 def transitions(world, levels=16, actions=12):
     """Return (state, action, next state, reward) of random legal actions in the first levels."""
-    game, rng = played(world), np.random.default_rng(1)
+    game, rng = game_of(world), np.random.default_rng(1)
     env, params = game.env, game.params
     offers = jax.jit(jax.vmap(env.offers))
     act = jax.jit(jax.vmap(env.step_env, in_axes=(None, 0, 0, None)))
-    states, found = every_world.over_each_row(env.reset_level)(np.arange(levels), params), []
+    states, result = every_world.over_each_row(env.reset_level)(np.arange(levels), params), []
     for _ in range(actions):
         weight = rng.random((levels, env.num_actions)) * np.asarray(offers(states.game))
         action = weight.argmax(1)
         _, after, reward, *_ = act(KEY, states, action, params)
         steps = jax.device_get((states, action, after, reward))
         live = np.flatnonzero(~game.over(steps[0]))
-        found += [jax.tree.map(lambda x, i=i: x[i], steps) for i in live]
+        result += [jax.tree.map(lambda x, i=i: x[i], steps) for i in live]
         states = after
-    return found
+    return result
 
 
 def same(left, right):
@@ -189,29 +189,29 @@ def same(left, right):
         (Game2048(goal=24), 'game_2048.goal'),
     ],
 )
-def test_a_game_that_is_won_at_its_start_or_never_is_refused(world, field):
+def test_a_game_that_starts_won_or_cannot_be_won_is_rejected(world, field):
     (broken,) = broken_by(world)
     assert broken.fields == (field,)
     assert not broken_by(Minesweeper()) and not broken_by(Game2048())
 
 
 @needs_pgx
-def test_2048_is_that_of_pgx():
+def test_2048_equals_pgx():
     """A step of pgx with the level's random numbers gives the same game."""
-    env = played(Game2048).env
-    own = jax.jit(env.game().step)
+    env = game_of(Game2048).env
+    pgx_step = jax.jit(env.game().step)
     for before, action, after, reward in transitions(Game2048):
-        luck = jax.random.fold_in(jax.random.key(before.seed), before.time + 1)
-        game = own(before.game, action, jax.random.fold_in(luck, 0))
+        step_key = jax.random.fold_in(jax.random.key(before.seed), before.time + 1)
+        game = pgx_step(before.game, action, jax.random.fold_in(step_key, 0))
         assert same(game, after.game) and float(game.rewards[0]) == reward * env.goal
 
 
 @needs_pgx
 @pytest.mark.parametrize('world', [ConnectFour, Leduc])
-def test_a_game_of_two_is_that_of_pgx_and_the_other_does_what_the_rules_allow(world):
+def test_a_two_player_game_equals_pgx_and_the_opponent_moves_legally(world):
     """Some move of the opponent leads from the state after pgx's step to ours."""
-    env = played(world).env
-    own = jax.jit(env.game().step)
+    env = game_of(world).env
+    pgx_step = jax.jit(env.game().step)
     every = jax.jit(jax.vmap(env.game().step, in_axes=(None, 0)))
     answered = 0
 
@@ -228,16 +228,16 @@ def test_a_game_of_two_is_that_of_pgx_and_the_other_does_what_the_rules_allow(wo
         return any(reached(reply, reward + reply.rewards[0], after, gained) for reply in allowed)
 
     for before, action, after, reward in transitions(world):
-        game = jax.device_get(own(before.game, action))
+        game = jax.device_get(pgx_step(before.game, action))
         assert reached(game, game.rewards[0], after.game, reward)
     assert answered > 20
 
 
-def test_catch_is_that_of_gymnax():
-    env = played(Catch).env
-    own = jax.jit(env.game().step_env)
+def test_catch_equals_gymnax():
+    env = game_of(Catch).env
+    gymnax_step = jax.jit(env.game().step_env)
     for before, action, after, reward in transitions(Catch):
-        _, game, gained, over, _ = own(KEY, before.game, action, env.game().default_params)
+        _, game, gained, over, _ = gymnax_step(KEY, before.game, action, env.game().default_params)
         assert (
             same(game, after.game) and gained == reward and over == env.is_terminated(after, None)
         )
@@ -261,11 +261,11 @@ def discs(*rows):
         (3, ('..Xo...', '.XoX...', 'Xooo...')),  # a diagonal
     ],
 )
-def test_the_expert_of_connect_four_wins_and_else_blocks(column, rows):
+def test_the_connect_four_expert_wins_or_else_blocks(column, rows):
     assert experts.best_columns(*discs(*rows)).tolist() == [column]
 
 
-def test_the_expert_of_connect_four_leaves_no_win_above_its_disc():
+def test_the_connect_four_expert_leaves_no_win_above_its_disc():
     # A disc in the first or fifth column would support the fourth of their row.
     (column,) = experts.best_columns(*discs('.ooo...', '.oXX...')).tolist()
     assert column not in (0, 4)
@@ -280,8 +280,8 @@ def test_2048_merges_equal_tiles_and_ends_at_its_goal():
     params = env.make_params(num_levels=2)
     state = env.reset_level(jnp.int32(0), params)
     board = jnp.zeros(16, jnp.int32).at[jnp.array([0, 1, 4, 5])].set(jnp.array([1, 1, 2, 2]))
-    seen = jax.nn.one_hot(board.reshape(4, 4), 31, dtype=bool)
-    start = state.replace(game=state.game.replace(_board=board, observation=seen))
+    planes = jax.nn.one_hot(board.reshape(4, 4), 31, dtype=bool)
+    start = state.replace(game=state.game.replace(_board=board, observation=planes))
     assert env.observation_text(start).startswith('2 2 . .\n4 4 . .\n. . . .\n')
     _, after, reward, ended, info = step(env)(KEY, start, 0, params)
     rows = env.observation_text(after).splitlines()

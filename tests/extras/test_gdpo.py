@@ -25,76 +25,76 @@ def advantages(components, layouts, *, group_size, faulty=(), **settings):
     return tokens[:, [1, 3]]
 
 
-def by_the_formula(columns, weights, group_size, eps=1e-4):
-    """The formula of the paper's code, for rewards [B, n] of whole episodes."""
+def reference_advantages(columns, weights, group_size, eps=1e-4):
+    """Return the advantages of the paper's code for episode rewards [B, n]."""
     grouped = np.asarray(columns, np.float64).reshape(-1, group_size, len(weights))
     spread = grouped.std(axis=1, ddof=1, keepdims=True) + eps
     total = ((grouped - grouped.mean(axis=1, keepdims=True)) / spread * weights).sum(-1).ravel()
     return (total - total.mean()) / (total.std(ddof=1) + eps)
 
 
-def test_it_is_the_formula_of_the_paper_s_code_for_rewards_of_episodes():
+def test_episode_rewards_follow_the_formula_of_the_papers_code():
     rng = np.random.default_rng(0)
     columns = rng.normal(size=(8, 2)) * [10.0, 0.1]
     components = {
         name: np.stack([column, np.zeros(8)], 1)
         for name, column in zip(('large', 'small'), columns.T, strict=True)
     }
-    found = advantages(components, [LAYOUT] * 8, group_size=4, component_weights=(('small', 0.5),))
-    want = by_the_formula(columns, [1.0, 0.5], 4)
-    np.testing.assert_allclose(found, np.stack([want, want], 1), rtol=2e-4)
+    result = advantages(components, [LAYOUT] * 8, group_size=4, component_weights=(('small', 0.5),))
+    want = reference_advantages(columns, [1.0, 0.5], 4)
+    np.testing.assert_allclose(result, np.stack([want, want], 1), rtol=2e-4)
 
 
 def test_a_small_reward_counts_as_much_as_a_large_one():
-    """Their sum is (10, 0.1, 0, 0): GRPO tells the last three episodes hardly apart."""
+    """Their sum is (10, 0.1, 0, 0): for GRPO the last three episodes are almost equal."""
     large, small = np.zeros((2, 4, 2))
     large[0, 0], small[1, 0] = 10.0, 0.1
-    found = advantages({'large': large, 'small': small}, [LAYOUT] * 4, group_size=4)[:, 0]
-    assert found[0] == pytest.approx(found[1], rel=1e-2) and found[1] > 0 > found[2]
+    result = advantages({'large': large, 'small': small}, [LAYOUT] * 4, group_size=4)[:, 0]
+    assert result[0] == pytest.approx(result[1], rel=1e-2) and result[1] > 0 > result[2]
 
 
-def test_a_component_of_turns_is_compared_with_turns_at_the_same_place_by_hand():
+def test_a_turn_component_is_compared_at_the_same_turn_by_hand():
     rewards = np.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0], [0.0, 4.0]])
     layouts = [LAYOUT, LAYOUT, LAYOUT[:1], LAYOUT]
-    found = advantages({'lookup': rewards}, layouts, group_size=4, turns=('lookup',))
+    result = advantages({'lookup': rewards}, layouts, group_size=4, turns=('lookup',))
     # turn 0: (1, 0, 0, 0), mean 1/4, std 1/2; turn 1: (0, 2, 4), mean 2, std 2
     per_turn = np.array([[1.5, -1.0], [-0.5, 0.0], [-0.5, np.nan], [-0.5, 1.0]])
     episodes = np.nanmean(per_turn, axis=1)
     centred = per_turn - episodes.mean()
     std = np.sqrt(np.nanmean(centred**2, axis=1).sum() / 3)
-    np.testing.assert_allclose(found, centred / std, rtol=1e-3)
+    np.testing.assert_allclose(result, centred / std, rtol=1e-3)
 
 
-def test_further_turns_are_rewarded_for_an_episode_s_component_and_not_for_that_of_turns():
+def test_extra_turns_earn_an_episode_component_but_not_a_turn_component():
     """The format is right in every turn; two of the four episodes take a second turn."""
     paid = np.array([[0.1, 0.1], [0.1, 0.1], [0.1, 0.0], [0.1, 0.0]])
     layouts = [LAYOUT, LAYOUT, LAYOUT[:1], LAYOUT[:1]]
     summed = advantages({'format': paid}, layouts, group_size=4)
     assert (summed[:2] > 0.5).all() and (summed[2:, 0] < -0.5).all()
-    apart = advantages({'format': paid}, layouts, group_size=4, turns=('format',))
-    np.testing.assert_array_equal(np.nan_to_num(apart), 0.0)
+    separate = advantages({'format': paid}, layouts, group_size=4, turns=('format',))
+    np.testing.assert_array_equal(np.nan_to_num(separate), 0.0)
 
 
-def test_a_faulty_episode_changes_no_advantage_of_the_others():
+def test_a_faulty_episode_does_not_change_other_advantages():
     rng = np.random.default_rng(1)
     components = {'a': rng.normal(size=(4, 2)), 'b': rng.normal(size=(4, 2))}
     other = {
         name: np.where([[True], [True], [True], [False]], x, 7.0) for name, x in components.items()
     }
     one, two = (
-        advantages(given, [LAYOUT] * 4, group_size=4, faulty=[3], turns=('b',))
-        for given in (components, other)
+        advantages(rewards, [LAYOUT] * 4, group_size=4, faulty=[3], turns=('b',))
+        for rewards in (components, other)
     )
     np.testing.assert_array_equal(one, two)
     assert np.isnan(one[3]).all() and np.isfinite(one[:3]).all()
 
 
-def test_without_a_reward_function_the_format_penalty_is_compared_apart_from_the_reward():
+def test_without_a_reward_function_rewards_and_penalties_are_compared_separately():
     rewards = np.array([[0.0, 10.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
     penalties = np.array([[0.0, 0.0], [-0.1, 0.0], [0.0, 0.0], [0.0, 0.0]])
     rollout = toy.rollout_of([LAYOUT] * 4, rewards, length=4, penalties=penalties)
     batch = toy.batch_of(GDPO(), rollout, 4, toy.scores_of(rollout))
-    want = by_the_formula(np.stack([rewards.sum(1), penalties.sum(1)], 1), [1.0, 1.0], 4)
+    want = reference_advantages(np.stack([rewards.sum(1), penalties.sum(1)], 1), [1.0, 1.0], 4)
     np.testing.assert_allclose(batch.advantages[:, 1], want, rtol=2e-3)
 
 
@@ -108,7 +108,7 @@ def test_without_a_reward_function_the_format_penalty_is_compared_apart_from_the
         ({'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'loss.kl_coef'),
     ],
 )
-def test_what_it_cannot_do_is_rejected(changes, field):
+def test_unsupported_settings_are_rejected(changes, field):
     cfg = base.get_config()
     cfg.algorithm = 'gdpo'
     cfg.reward.function, cfg.reward.components = 'test_gdpo:none', ('lookup', 'outcome')

@@ -46,12 +46,12 @@ def lake(**changes):
     return text.build_task(env, params, tiny.tokenizer(), **settings)
 
 
-def test_a_solution_is_what_leads_to_the_goal():
+def test_solutions_lead_to_the_goal():
     env = FrozenLake(success_rate=1.0)
     params = env.make_params('train', num_levels=32)
-    found, moves = solutions(env, params, 6), np.asarray(params.optimal_length)
+    plans, moves = solutions(env, params, 6), np.asarray(params.optimal_length)
     step = {0: (0, -1), 1: (1, 0), 2: (0, 1), 3: (-1, 0)}  # left, down, right, up
-    for board, plan, fewest in zip(np.asarray(params.boards), found, moves, strict=True):
+    for board, plan, fewest in zip(np.asarray(params.boards), plans, moves, strict=True):
         plan = [int(a) for a in plan if a >= 0]
         assert len(plan) == min(fewest, 6)
         at = np.argwhere(board == 3)[0]
@@ -65,32 +65,35 @@ def test_a_solution_is_what_leads_to_the_goal():
     'style, spelling',
     [('brief', 'demo'), ('ragen', 'smollm')],
 )
-def test_a_teacher_reads_the_prompt_that_has_the_hint(style, spelling, monkeypatch):
+def test_a_teacher_reads_the_prompt_with_the_hint(style, spelling, monkeypatch):
     """A row without hints, with the hint inserted, equals the row of the text with the hint."""
     if spelling == 'smollm':
         monkeypatch.setattr(tiny, 'tokenizer', smollm_vocabulary.smollm_tokenizer)
-    shown, unseen = lake(style=style), lake(style=style, shows_hint=False)
+    hinted, unhinted = lake(style=style), lake(style=style, shows_hint=False)
     plain = lake(style=style, plans=None)
-    table = text.hint_tokens(unseen)
-    np.testing.assert_array_equal(unseen.prefix, plain.prefix)
-    assert unseen.width == plain.width < shown.width
+    table = text.hint_tokens(unhinted)
+    np.testing.assert_array_equal(unhinted.prefix, plain.prefix)
+    assert unhinted.width == plain.width < hinted.width
     tokenizer = tiny.tokenizer()
     for level in range(4):
         rows = [
-            text.turn_tokens(task, text.begin(task, level), True) for task in (shown, unseen, plain)
+            text.turn_tokens(task, text.begin(task, level), True)
+            for task in (hinted, unhinted, plain)
         ]
-        seen, own, same = ([int(x) for x in row[:count]] for row, count in jax.device_get(rows))
-        assert own == same
-        row = jnp.asarray([*map(int, unseen.prefix), *own])[None]
+        hinted_ids, unhinted_ids, plain_ids = (
+            [int(x) for x in row[:count]] for row, count in jax.device_get(rows)
+        )
+        assert unhinted_ids == plain_ids
+        row = jnp.asarray([*map(int, unhinted.prefix), *unhinted_ids])[None]
         joined, attended, _ = hints.insert(
-            row, jnp.ones_like(row, bool), table[level][None], prefix=len(unseen.prefix)
+            row, jnp.ones_like(row, bool), table[level][None], prefix=len(unhinted.prefix)
         )
         read = [int(x) for x in joined[0][attended[0]]]
-        assert read == [*map(int, shown.prefix), *seen]
-        names = [unseen.env.ACTION_NAMES[a] for a in unseen.plans[level] if a >= 0]
-        hint = ''.join(f'{line}\n' for line in [unseen.style.hint.strip(), *names])
-        first = tokenizer.decode([*map(int, unseen.prefix), *own], show_special=True)
-        cut = len(tokenizer.decode(list(map(int, unseen.prefix)), show_special=True))
+        assert read == [*map(int, hinted.prefix), *hinted_ids]
+        names = [unhinted.env.ACTION_NAMES[a] for a in unhinted.plans[level] if a >= 0]
+        hint = ''.join(f'{line}\n' for line in [unhinted.style.hint.strip(), *names])
+        first = tokenizer.decode([*map(int, unhinted.prefix), *unhinted_ids], show_special=True)
+        cut = len(tokenizer.decode(list(map(int, unhinted.prefix)), show_special=True))
         assert tokenizer.decode(read, show_special=True) == first[:cut] + hint + first[cut:]
         if spelling == 'demo':
             assert read == tiny.spelled(first[:cut] + hint + first[cut:])
@@ -102,14 +105,14 @@ def test_a_teacher_reads_the_prompt_that_has_the_hint(style, spelling, monkeypat
 def test_insertion_by_hand():
     # prefix 1 2, then 3 4; the hint 7 8 goes between; padding stays last
     tokens, attention = jnp.array([[1, 2, 3, 4, 0]]), jnp.array([[True] * 4 + [False]])
-    found = hints.insert(tokens, attention, jnp.array([[7, 8, -1]]), prefix=2)
-    wanted = [1, 2, 7, 8, 3, 4, 0, 0], [1, 1, 1, 1, 1, 1, 0, 0], [0, 3, 4, 5, 6]
-    for got, want in zip(found, wanted, strict=True):
+    result = hints.insert(tokens, attention, jnp.array([[7, 8, -1]]), prefix=2)
+    expected = [1, 2, 7, 8, 3, 4, 0, 0], [1, 1, 1, 1, 1, 1, 0, 0], [0, 3, 4, 5, 6]
+    for got, want in zip(result, expected, strict=True):
         np.testing.assert_array_equal(got[0], want)
 
 
 @pytest.mark.parametrize('seed', range(5))
-def test_every_token_is_found_again_after_what_it_followed_and_the_hint(seed):
+def test_insertion_keeps_the_order_of_the_tokens_around_the_hint(seed):
     rng = np.random.default_rng(seed)
     rows, length, width, prefix = 6, 11, 4, int(rng.integers(1, 5))
     tokens = rng.integers(1, 50, (rows, length))
@@ -119,18 +122,18 @@ def test_every_token_is_found_again_after_what_it_followed_and_the_hint(seed):
     hint = np.where(
         np.arange(width)[None] < count[:, None], rng.integers(50, 99, (rows, width)), -1
     )
-    found = hints.insert(*map(jnp.asarray, (tokens, attention, hint)), prefix=prefix)
-    joined, attended, places = map(np.asarray, found)
+    result = hints.insert(*map(jnp.asarray, (tokens, attention, hint)), prefix=prefix)
+    joined, attended, places = map(np.asarray, result)
     for b in range(rows):
-        own = [int(x) for x in tokens[b, : used[b]]]
-        given = [int(x) for x in hint[b, : count[b]]]
-        whole = own[:prefix] + given + own[prefix:]
-        assert joined[b][attended[b]].tolist() == whole and attended[b].sum() == len(whole)
-        assert attended[b, : len(whole)].all()
+        ids = [int(x) for x in tokens[b, : used[b]]]
+        hint_ids = [int(x) for x in hint[b, : count[b]]]
+        expected = ids[:prefix] + hint_ids + ids[prefix:]
+        assert joined[b][attended[b]].tolist() == expected and attended[b].sum() == len(expected)
+        assert attended[b, : len(expected)].all()
         for t in range(used[b]):
-            read = whole[: places[b, t] + 1]
-            assert [x for x in read if x < 50] == own[: t + 1]
-            assert [x for x in read if x >= 50] == (given if t >= prefix - 1 else [])
+            read = expected[: places[b, t] + 1]
+            assert [x for x in read if x < 50] == ids[: t + 1]
+            assert [x for x in read if x >= 50] == (hint_ids if t >= prefix - 1 else [])
 
 
 # ---- probabilities -------------------------------------------------------------------------------
@@ -162,12 +165,12 @@ def test_sampled_tokens_are_scored_by_the_mixture_of_teachers_that_read_the_hint
     learner = Learner(test_opd.TOY, frozen(test_opd.TEACHERS), how)
     extra = Distilling(full=False, teachers=(test_opd.TOY,) * 2, prefix=PREFIX)
     before = toy.scores_of(rollout)
-    found = extra.score(rollout, before, learner, None)
-    np.testing.assert_array_equal(found.old_logprobs, before.old_logprobs)
+    scores = extra.score(rollout, before, learner, None)
+    np.testing.assert_array_equal(scores.old_logprobs, before.old_logprobs)
     for b, t in np.argwhere(rollout.action_mask):
         token = int(rollout.tokens[b, t])
-        q = np.mean([read_by_hand(own, rollout, b, t)[token] for own in test_opd.TEACHERS])
-        assert found.ref_logprobs[b, t] == pytest.approx(np.log(q), abs=1e-5)
+        q = np.mean([read_by_hand(teacher, rollout, b, t)[token] for teacher in test_opd.TEACHERS])
+        assert scores.ref_logprobs[b, t] == pytest.approx(np.log(q), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +178,11 @@ def test_sampled_tokens_are_scored_by_the_mixture_of_teachers_that_read_the_hint
     [0, 2],
     ids=['itself', 'two teachers'],
 )
-def test_the_kl_of_all_tokens_is_to_what_teachers_say_after_the_hint(count):
-    """Check the gradient with finite differences: there is none through the teacher."""
+def test_the_kl_of_all_tokens_is_to_teachers_that_read_the_hint(count):
+    """Check the gradient with finite differences: the teacher contributes nothing to it."""
     rollout, params = hinted_rollout(), toy.toy_params(0)
     extra = Distilling(full=True, teachers=(test_opd.TOY,) * count, prefix=PREFIX)
-    taught, how = list(test_opd.TEACHERS[:count]) or [params], UpdateSettings(HOW, extras=(extra,))
+    models, how = list(test_opd.TEACHERS[:count]) or [params], UpdateSettings(HOW, extras=(extra,))
     learner = Learner(test_opd.TOY, frozen(test_opd.TEACHERS[:count], params), how)
     batch = HOW.make_batch(rollout, toy.scores_of(rollout), group_size=4)
     batch = batch.replace(extra=extra.arrays(rollout, batch.mask, learner))
@@ -188,15 +191,15 @@ def test_the_kl_of_all_tokens_is_to_what_teachers_say_after_the_hint(count):
     extra_loss = functools.partial(extra.loss, total=total, learner=learner)
 
     def loss(params):
-        given = batch, weights, None, jnp.float32(0), test_opd.TOY, how, [extra_loss]
-        return update.policy_loss(params, *given)[0]
+        inputs = batch, weights, None, jnp.float32(0), test_opd.TOY, how, [extra_loss]
+        return update.policy_loss(params, *inputs)[0]
 
     def by_hand(policy):
         total = 0.0
-        unread = rollout.replace(level=jnp.full(8, 2))
+        unhinted = rollout.replace(level=jnp.full(8, 2))
         for b, t in np.argwhere(batch.mask):
-            p = read_by_hand(policy, unread, b, t)
-            q = np.mean([read_by_hand(model, rollout, b, t) for model in taught], axis=0)
+            p = read_by_hand(policy, unhinted, b, t)
+            q = np.mean([read_by_hand(model, rollout, b, t) for model in models], axis=0)
             total += (p * np.log(p / q)).sum()
         return total
 
@@ -213,9 +216,9 @@ def test_the_kl_of_all_tokens_is_to_what_teachers_say_after_the_hint(count):
 def step(how, teachers=(), reference=None, hints=HINTS, **changes):
     """Run the step of test_opd with teachers that read hints."""
     how = dataclasses.replace(how, teachers=('named',) * len(teachers))
-    given = dict(frozen=frozen(teachers, reference, hints), rollout=hinted_rollout())
+    inputs = dict(frozen=frozen(teachers, reference, hints), rollout=hinted_rollout())
     return test_opd.step(
-        how, teachers=(test_opd.TOY,) * len(teachers), prefix=PREFIX, **given, **changes
+        how, teachers=(test_opd.TOY,) * len(teachers), prefix=PREFIX, **inputs, **changes
     )
 
 
@@ -231,12 +234,12 @@ WINDOW = Context(window=2, prefix=PREFIX, width=3, max_response=3, keeps=False) 
     ],
     ids=['mesh and widths', 'full windows', 'sampled windows'],
 )
-def test_how_a_batch_is_split_changes_nothing(how, changes):
-    plain, found = step(how, test_opd.TEACHERS), step(how, test_opd.TEACHERS, **changes)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), plain, found)
+def test_splitting_a_batch_changes_nothing(how, changes):
+    plain, split = step(how, test_opd.TEACHERS), step(how, test_opd.TEACHERS, **changes)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), plain, split)
 
 
-def test_a_policy_that_no_hint_helps_has_nothing_to_learn_from_itself():
+def test_a_policy_without_hints_has_nothing_to_learn_from_itself():
     """Without hints in any level the teacher is the policy of step 0, bit for bit."""
     params, kl, loss = step(HOW, reference=toy.toy_params(0), hints=np.full_like(HINTS, -1))
     assert kl == 0 and loss == 0

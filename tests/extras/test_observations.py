@@ -85,27 +85,27 @@ def rollouts(name):
 
 
 @pytest.mark.parametrize('name', ['frozen_lake', 'ragen', 'echo'])
-def test_the_texts_of_real_worlds_are_those_between_user_and_the_end(name):
+def test_observation_texts_of_real_worlds_are_their_user_messages(name):
     """Compare with regular expressions over the decoded conversation."""
     out, tokenizer = rollouts(name), tiny.tokenizer()
     mask = np.asarray(observations.written(out, markers_of(tokenizer)))
     assert out.num_turns.max() > 1 and mask.any()
     for b in range(len(out.tokens)):
         parts = np.split(out.tokens[b], np.flatnonzero(np.diff(mask[b].astype(int))) + 1)
-        kept = [tokenizer.decode(part.tolist(), show_special=True) for part in parts[1::2]]
+        selected = [tokenizer.decode(part.tolist(), show_special=True) for part in parts[1::2]]
         real = out.tokens[b][out.attention_mask[b]]
         text = tokenizer.decode(real.tolist(), show_special=True)
-        found = re.findall(r'<\|im_start\|>user\n(.*?)<\|im_end\|>', text, re.DOTALL)
-        assert kept == found[1:] and len(kept) == out.num_turns[b] - 1
+        messages = re.findall(r'<\|im_start\|>user\n(.*?)<\|im_end\|>', text, re.DOTALL)
+        assert selected == messages[1:] and len(selected) == out.num_turns[b] - 1
     assert not (mask & out.action_mask).any() and not (mask & ~out.attention_mask).any()
 
 
-def test_each_token_of_a_world_is_learnt_once_among_windows():
-    out, found = context_runs.played(2)
+def test_each_observation_token_is_learnt_once_across_windows():
+    out, turn_windows = context_runs.played(2)
     mask = observations.written(out, markers_of(tiny.tokenizer()))
-    rows = windows.own_turn_mask(mask, found)
+    rows = windows.own_turn_mask(mask, turn_windows)
     assert out.num_turns.max() > 2 and int(rows.sum()) == int(mask.sum()) > 0
-    tokens = np.asarray(windows.split_turns(out.tokens, found))[np.asarray(rows)]
+    tokens = np.asarray(windows.split_turns(out.tokens, turn_windows))[np.asarray(rows)]
     assert sorted(tokens) == sorted(np.asarray(out.tokens)[np.asarray(mask)])
 
 
@@ -125,8 +125,8 @@ def test_the_loss_adds_the_mean_cross_entropy_by_hand():
     fns = ModelFns(lambda *_: None, lambda _: jnp.log(jnp.array([[1.0, 3.0]])))
     extra = ObservationLoss(0.5, PLAIN)
     how = UpdateSettings(algorithm=GRPO(), temperature=0.7)
-    given = Forward({}, jnp.ones((1, 6, 1)), None), batch, None, extra.reads(batch).sum()
-    term, sums = extra.loss(*given, Learner(fns, None, how))
+    inputs = Forward({}, jnp.ones((1, 6, 1)), None), batch, None, extra.reads(batch).sum()
+    term, sums = extra.loss(*inputs, Learner(fns, None, how))
     # At temperature 1, for any sampling temperature: -ln(3/4) - ln(1/4) = 1.673976
     np.testing.assert_allclose(sums['policy/observation_nll'], 1.673976, rtol=1e-5)
     np.testing.assert_allclose(term, 0.5 * 1.673976 / 2, rtol=1e-5)
@@ -135,8 +135,8 @@ def test_the_loss_adds_the_mean_cross_entropy_by_hand():
 def observed_batch(seed=0):
     """Return a toy batch with some tokens of later turns as observations; two rows have none."""
     batch = toy_updates.toy_batch(seed)
-    given = batch.attention_mask & ~batch.mask & (batch.turn > 0)
-    return batch.replace(extra={'observed': given.at[:2].set(False)})
+    observed = batch.attention_mask & ~batch.mask & (batch.turn > 0)
+    return batch.replace(extra={'observed': observed.at[:2].set(False)})
 
 
 def reference_gradient(params, batch, coef):
@@ -156,18 +156,18 @@ def reference_gradient(params, batch, coef):
 
 MESH = jax.make_mesh((4,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
 ROWS = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec('data'))
-LEARNT = functools.partial(toy_updates.toy_update, fns=toy_updates.ALONE)
+UPDATE = functools.partial(toy_updates.toy_update, fns=toy_updates.ALONE)
 SPLITS = [{'num_microbatches': 4, 'widths': 2}, {'layout': ROWS}]
 
 
 @pytest.mark.parametrize('split', SPLITS, ids=['microbatches', 'mesh'])
-def test_a_step_adds_the_gradient_of_the_mean_over_the_whole_batch(split):
+def test_a_step_adds_the_gradient_of_the_batch_mean(split):
     """With SGD, the difference of two steps is the rate times the reference gradient."""
     state, batch = toy_updates.state_of(toy.toy_params(0)), observed_batch()
-    alone, measured = LEARNT()(state, batch)
+    alone, measured = UPDATE()(state, batch)
     assert 'policy/observation_nll' not in measured
-    given = jax.device_put(batch, ROWS) if 'layout' in split else batch
-    both, measured = LEARNT(extras=(ObservationLoss(0.3, PLAIN),), **split)(state, given)
+    placed = jax.device_put(batch, ROWS) if 'layout' in split else batch
+    both, measured = UPDATE(extras=(ObservationLoss(0.3, PLAIN),), **split)(state, placed)
     change = jax.tree.map(lambda a, b: (a - b) / 0.1, alone.params, jax.device_get(both.params))
     want = reference_gradient(state.params, batch, 0.3)
     for name, x in change.items():
@@ -179,8 +179,8 @@ def test_a_step_adds_the_gradient_of_the_mean_over_the_whole_batch(split):
 
 
 @pytest.mark.parametrize('window', [0, 2])
-def test_the_likelihood_of_observations_is_that_of_the_whole_softmax(window):
-    out, found = context_runs.played(window)
+def test_observation_likelihoods_equal_those_of_the_full_softmax(window):
+    out, turn_windows = context_runs.played(window)
     markers = markers_of(tiny.tokenizer())
     task = tiny.task(context_runs.NAME)
     params = tiny.cloned(context_runs.NAME)[0]
@@ -197,8 +197,8 @@ def test_the_likelihood_of_observations_is_that_of_the_whole_softmax(window):
     mask = np.asarray(observations.written(out, markers)) & (np.arange(16) < 12)[:, None]
     tokens, attention = jnp.asarray(out.tokens), jnp.asarray(out.attention_mask)
     if window:
-        mask = np.asarray(windows.own_turn_mask(jnp.asarray(mask), found))
-        tokens, attention = windows.split_turns((tokens, attention), found)
+        mask = np.asarray(windows.own_turn_mask(jnp.asarray(mask), turn_windows))
+        tokens, attention = windows.split_turns((tokens, attention), turn_windows)
     place = jnp.maximum(jnp.cumsum(attention, axis=1) - 1, 0)
     logits = tiny.hidden(params, tokens, place, attention) @ tiny.head(params)
     logprobs = np.asarray(jax.nn.log_softmax(logits.astype(jnp.float32)))
@@ -206,6 +206,6 @@ def test_the_likelihood_of_observations_is_that_of_the_whole_softmax(window):
     want = -logprobs[rows, columns - 1, np.asarray(tokens)[rows, columns]]
     assert int(sums['observation_nll/count']) == len(want) > 20
     np.testing.assert_allclose(sums['observation_nll/total'], want.sum(), rtol=1e-4)
-    lost = out.replace(episode_stop=np.full_like(out.episode_stop, EpisodeStop.ENV_ERROR))
-    sums = measure(jax.tree.map(jnp.asarray, lost))
+    failed = out.replace(episode_stop=np.full_like(out.episode_stop, EpisodeStop.ENV_ERROR))
+    sums = measure(jax.tree.map(jnp.asarray, failed))
     assert int(sums['observation_nll/count']) == 0 == float(sums['observation_nll/total'])

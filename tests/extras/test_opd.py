@@ -70,7 +70,7 @@ def test_the_kl_of_all_tokens_equals_a_loop(grammar, chunk):
     word = rng.integers(1, 8, size=(3, 6, 1)).astype(np.uint32)
     allowed = jnp.asarray(word) if grammar else None
     for selected, row_tokens in ((None, None), (jnp.asarray(mask), int(mask.sum(1).max()))):
-        (found,) = losses.of_logits(
+        (kl,) = losses.of_logits(
             divergence,
             jax.tree.map(jnp.asarray, models),
             jnp.asarray(tokens),
@@ -85,7 +85,7 @@ def test_the_kl_of_all_tokens_equals_a_loop(grammar, chunk):
                 odds = np.exp((hidden[b, t - 1] @ head / 0.7)[legal])
                 each.append(odds / odds.sum())
             p, q = each[0], (each[1] + each[2]) / 2
-            assert found[b, t] == pytest.approx((p * np.log(p / q)).sum(), abs=1e-5)
+            assert kl[b, t] == pytest.approx((p * np.log(p / q)).sum(), abs=1e-5)
 
 
 # ---- one state, seven tokens ---------------------------------------------------------------------
@@ -95,34 +95,36 @@ ONE = ModelFns(lambda params, tokens, *_: jnp.ones((*tokens.shape, 1)), lambda p
 STUDENT, OTHER = (jnp.asarray(np.random.default_rng(s).normal(size=V), jnp.float32) for s in (3, 4))
 
 
-def every_token(how, taught):
+def every_token(how, teacher_logits):
     """Return the expected (loss, gradient), from one row per token that can be sampled."""
     rollout = toy.rollout_of([[(1, 1)]] * V, np.zeros((V, 1)), length=2)
     rollout = rollout.replace(tokens=jnp.stack([jnp.zeros(V, jnp.int32), jnp.arange(V)], axis=1))
-    old, ref = (jnp.stack([jnp.zeros(V), jax.nn.log_softmax(z)], axis=1) for z in (STUDENT, taught))
+    old, ref = (
+        jnp.stack([jnp.zeros(V), jax.nn.log_softmax(z)], axis=1) for z in (STUDENT, teacher_logits)
+    )
     batch = how.make_batch(rollout, Scores(old, ref, jnp.zeros_like(old)), group_size=V)
     weights = jnp.where(batch.mask, jnp.exp(old), 0.0)
     settings = UpdateSettings(algorithm=how, extras=(Distilling(how.divergence == 'full', (ONE,)),))
-    learner = Learner(ONE, FrozenParams({}, None, {'teachers': (taught,)}), settings)
+    learner = Learner(ONE, FrozenParams({}, None, {'teachers': (teacher_logits,)}), settings)
     (extra,) = settings.extras
     total = batch.mask.sum()
     extra_loss = functools.partial(extra.loss, total=total, learner=learner)
 
     def loss(params):
-        given = (batch, weights, None, jnp.float32(0), ONE, settings, [extra_loss])
-        return update.policy_loss(params, *given)
+        inputs = (batch, weights, None, jnp.float32(0), ONE, settings, [extra_loss])
+        return update.policy_loss(params, *inputs)
 
     (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(STUDENT)
     return value, gradient, sums
 
 
-def test_the_sampled_form_has_the_gradient_of_the_full_one_in_expectation():
-    (whole, gradient, sums), (_, estimate, estimated) = (
+def test_the_sampled_form_has_the_gradient_of_the_full_form_in_expectation():
+    (value, gradient, sums), (_, estimate, estimated) = (
         every_token(how, OTHER) for how in (FULL, SAMPLED)
     )
     p, q = (np.asarray(jax.nn.softmax(z)) for z in (STUDENT, OTHER))
     kl = (p * np.log(p / q)).sum()
-    np.testing.assert_allclose(whole, kl, rtol=1e-5)
+    np.testing.assert_allclose(value, kl, rtol=1e-5)
     np.testing.assert_allclose(gradient, p * (np.log(p / q) - kl), atol=1e-6)
     np.testing.assert_allclose(gradient, estimate, atol=1e-6)
     np.testing.assert_allclose(sums['policy/kl_teacher'], V * kl, rtol=1e-5)  # the same in each row
@@ -130,12 +132,12 @@ def test_the_sampled_form_has_the_gradient_of_the_full_one_in_expectation():
 
 
 @pytest.mark.parametrize('how', [FULL, SAMPLED])
-def test_a_teacher_that_is_the_student_has_nothing_to_teach(how):
+def test_a_teacher_equal_to_the_student_teaches_nothing(how):
     value, gradient, _ = every_token(how, STUDENT)
     assert value == 0 and not gradient.any()  # exactly, or Adam would follow rounding
 
 
-def test_advantages_are_what_teachers_say_and_what_episodes_earned():
+def test_advantages_add_teacher_log_ratios_and_returns():
     rollout = toy.rollout_of([[(1, 2)], [(1, 1)]], [[3.0], [1.0]], length=3)
     scores = Scores(*jnp.array([[[9.0, -2, -3], [9, -1, 9]], [[9, -1.5, -5], [9, -1, 9]]]), 0.0)
     scores = scores.replace(values=jnp.zeros((2, 3)))
@@ -165,7 +167,7 @@ def step(how, *, frozen=FROZEN, teachers=(TOY, TOY), prefix=0, rollout=None, dev
     mesh = jax.make_mesh(
         (devices,), ('data',), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
     )
-    whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P('data'))
+    replicated, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P('data'))
     params, tx = toy.toy_params(0), optax.sgd(0.1)
     state = updates.state(tx, params)
     settings = updates.settings(
@@ -180,9 +182,9 @@ def step(how, *, frozen=FROZEN, teachers=(TOY, TOY), prefix=0, rollout=None, dev
         extras=(Distilling(how.divergence == 'full', teachers, prefix),),
         **fields,
     )
-    given = jax.device_put((state, frozen), whole)
+    inputs = jax.device_put((state, frozen), replicated)
     rollout = toy.random_rollout(1) if rollout is None else rollout
-    state, measured, *_ = LEARN(*given, jax.device_put(rollout, rows), fns=TOY, settings=settings)
+    state, measured, *_ = LEARN(*inputs, jax.device_put(rollout, rows), fns=TOY, settings=settings)
     return jax.device_get((state.params, measured['policy/kl_teacher'], measured['policy/loss']))
 
 
@@ -203,8 +205,8 @@ OPEN = dataclasses.replace(SAMPLED, clip=Clip(1.0, 9.0))  # toy episodes are far
     ],
     ids=['full in chunks', 'sampled in chunks', 'mesh'],
 )
-def test_how_a_batch_is_split_changes_nothing(how, changes):
+def test_splitting_a_batch_changes_nothing(how, changes):
     params, *_ = plain(how)
     assert max(np.abs(params[name] - x).max() for name, x in toy.toy_params(0).items()) > 1e-3
-    found = step(how, **changes)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-6), plain(how), found)
+    split = step(how, **changes)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-6), plain(how), split)

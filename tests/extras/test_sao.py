@@ -8,7 +8,7 @@ import toy_rollouts as toy
 from agentrl_jax.extras.sao.sao import SAO, adaptive_lambda
 
 
-def test_sao_drops_tokens_on_either_side_whatever_their_advantage_by_hand():
+def test_sao_drops_tokens_on_both_sides_for_any_advantage_by_hand():
     # ratios 1.5, .65, 6.5: the last two are beyond .7 and 6
     rollout, how = toy.rollout_of([[(1, 2), (1, 1)]], [[1.0, 1.0]], length=6), SAO()
     batch = toy.batch_of(how, rollout, 1, toy.scores_of(rollout))
@@ -20,12 +20,12 @@ def test_sao_drops_tokens_on_either_side_whatever_their_advantage_by_hand():
     gradient = jax.grad(lambda x: how.loss(x, batch).sum())(logp)
     # the gradient of the paper's sg(f(r)) A log pi: -1.5 x 2
     np.testing.assert_allclose(gradient, [[0, -3.0, 0, 0, 0, 0]], rtol=1e-6)
-    found = how.clipped(logp, batch)
-    assert np.flatnonzero(found['policy/clip_frac_high']).tolist() == [4]
-    assert np.flatnonzero(found['policy/clip_frac_low']).tolist() == [2]
+    clipped = how.clipped(logp, batch)
+    assert np.flatnonzero(clipped['policy/clip_frac_high']).tolist() == [4]
+    assert np.flatnonzero(clipped['policy/clip_frac_low']).tolist() == [2]
 
 
-def test_sao_bridges_observations_with_a_lambda_by_length_by_hand():
+def test_sao_skips_observations_with_a_length_dependent_lambda_by_hand():
     """Turns (1 obs, 2 act), (2 obs, 1 act) with rewards .5 and 1: action tokens at 1, 2 and 5."""
     layouts, rewards = [[(1, 2), (2, 1)], [(1, 2)]], [[0.5, 1.0], [-1.0, 0.0]]
     rollout = toy.rollout_of(layouts, rewards, length=7)

@@ -50,7 +50,7 @@ def task(name):
 
 @functools.cache
 def programs(name):
-    """Return (begin, turn, step of pgx) for rows."""
+    """Return three functions of rows: start an episode, play a turn, step pgx."""
     turn = jax.jit(jax.vmap(text.play_turn, in_axes=(None, None, 0, 0, 0)))
     return (
         jax.jit(jax.vmap(text.begin, in_axes=(None, 0))),
@@ -60,8 +60,8 @@ def programs(name):
 
 
 @pytest.mark.parametrize('name', WORLDS)
-def test_a_game_of_text_is_that_of_pgx_stepped_directly(name):
-    """Plies of random legal actions; rewards are those of the first player."""
+def test_a_text_game_equals_pgx_stepped_directly(name):
+    """Actions are random and legal; rewards belong to the first player."""
     game, (begin, turn, step) = task(name), programs(name)
     world = begin(game, jnp.arange(GAMES))
     direct, rng = world.state.game, np.random.default_rng(0)
@@ -99,7 +99,7 @@ def test_after_an_invalid_answer_the_same_seat_moves_again():
 
 
 @functools.cache
-def played():
+def random_rollout():
     """Return (rollout, samples) of a random policy in Leduc."""
     return run(tiny.untrained())
 
@@ -136,9 +136,9 @@ def replayed(rollout):
         world, _ = turn(game, KEY, world, answer, jnp.ones(len(answer), bool))
 
 
-def test_no_token_that_a_seat_reads_depends_on_the_other_ones_card():
+def test_prompts_do_not_depend_on_the_opponents_card():
     """The prompt of a turn does not depend on the card of the other seat."""
-    rollout, samples = played()
+    rollout, samples = random_rollout()
     show = jax.jit(choices.prompts)
     samples = samples.reshape(*rollout.extra['seats'].shape, -1)
     seats = set()
@@ -163,7 +163,7 @@ def test_no_token_that_a_seat_reads_depends_on_the_other_ones_card():
 
 
 @functools.cache
-def ask():
+def probabilities():
     """Return a jitted (params, task, worlds) -> action probabilities."""
     game = task('leduc')
     return jax.jit(
@@ -176,36 +176,36 @@ def ask():
     )
 
 
-def test_probabilities_of_actions_are_those_that_are_sampled():
-    """The log-probability of a sampled turn equals that of its action."""
-    rollout, _ = played()
+def test_action_probabilities_match_the_sampler():
+    """A sampled turn has the log-probability of its action."""
+    rollout, _ = random_rollout()
     for k, world in enumerate(replayed(rollout)):
-        chances = np.asarray(ask()(tiny.untrained(), task('leduc'), world))
+        chances = np.asarray(probabilities()(tiny.untrained(), task('leduc'), world))
         offered = np.asarray(world.state.game.legal_action_mask)
         np.testing.assert_array_equal(chances > 0, offered)
         live = np.flatnonzero(k < rollout.num_turns)
         np.testing.assert_allclose(chances[live].sum(1), 1, atol=1e-5)
         for b in live:
-            said = rollout.logprobs[b][(rollout.turn[b] == k) & rollout.action_mask[b]].sum()
+            logprob = rollout.logprobs[b][(rollout.turn[b] == k) & rollout.action_mask[b]].sum()
             action = rollout.actions[b, k, 0]
-            assert said == pytest.approx(np.log(chances[b, action]), abs=1e-4)
+            assert logprob == pytest.approx(np.log(chances[b, action]), abs=1e-4)
 
 
-def test_a_snapshot_answers_the_other_seat_and_its_tokens_are_not_sampled_ones():
+def test_a_snapshot_plays_the_other_seat_and_its_tokens_are_not_actions():
     """Against itself the policy plays as in self-play; each seat uses its model."""
     params = tiny.untrained()
-    alone, _ = played()
+    alone, _ = random_rollout()
     same, _ = run(ActorAndOpponent(params, params))
     other = jax.tree.map(lambda x: x + 0.5 * jax.random.normal(KEY, x.shape), params)
     mixed, _ = run(ActorAndOpponent(params, other))
-    for found in (same, mixed):
-        np.testing.assert_array_equal(found.extra['learner'], np.arange(2 * GAMES) % 2)
-        turn = np.maximum(found.turn, 0)
-        own = np.take_along_axis(found.extra['seats'], turn, 1) == found.extra['learner'][:, None]
-        assert not (found.action_mask & ~own).any() and not found.logprobs[~found.action_mask].any()
+    for out in (same, mixed):
+        np.testing.assert_array_equal(out.extra['learner'], np.arange(2 * GAMES) % 2)
+        turn = np.maximum(out.turn, 0)
+        mask = np.take_along_axis(out.extra['seats'], turn, 1) == out.extra['learner'][:, None]
+        assert not (out.action_mask & ~mask).any() and not out.logprobs[~out.action_mask].any()
     np.testing.assert_array_equal(same.tokens, alone.tokens)
-    own = same.action_mask
-    np.testing.assert_allclose(same.logprobs[own], alone.logprobs[own], atol=1e-5)
+    mask = same.action_mask
+    np.testing.assert_allclose(same.logprobs[mask], alone.logprobs[mask], atol=1e-5)
     assert (mixed.tokens != alone.tokens).any()
     # A deterministic snapshot: its turns take its likeliest action, ours need not
     sure = {
@@ -214,11 +214,11 @@ def test_a_snapshot_answers_the_other_seat_and_its_tokens_are_not_sampled_ones()
             'norm': jax.tree.map(lambda x: 1e4 * x, params['model']['norm']),
         }
     }
-    found, _ = run(ActorAndOpponent(params, sure))
+    out, _ = run(ActorAndOpponent(params, sure))
     likeliest = {True: [], False: []}
-    for k, world in enumerate(replayed(found)):
-        best = np.asarray(ask()(sure, task('leduc'), world)).argmax(1)
-        for b in np.flatnonzero(k < found.num_turns):
-            theirs = bool(found.extra['seats'][b, k] != found.extra['learner'][b])
-            likeliest[theirs].append(found.actions[b, k, 0] == best[b])
+    for k, world in enumerate(replayed(out)):
+        best = np.asarray(probabilities()(sure, task('leduc'), world)).argmax(1)
+        for b in np.flatnonzero(k < out.num_turns):
+            theirs = bool(out.extra['seats'][b, k] != out.extra['learner'][b])
+            likeliest[theirs].append(out.actions[b, k, 0] == best[b])
     assert all(likeliest[True]) and not all(likeliest[False])

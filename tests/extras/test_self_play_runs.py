@@ -67,17 +67,17 @@ def trained(tmp_path_factory):
 
 
 @needs_pgx
-def test_a_run_trains_both_seats_and_says_how_much_it_could_lose(trained):
+def test_a_run_trains_both_seats_and_logs_its_exploitability(trained):
     cfg, workdir = trained
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
     assert all(row['perf/recompiles'] == 0 for row in rows)
-    found = [row['eval/exploitability'] for row in rows if 'eval/success' in row]
-    assert len(found) == 3 and len(set(found)) == 3 and 1 < min(found) and max(found) < 4
+    values = [row['eval/exploitability'] for row in rows if 'eval/success' in row]
+    assert len(values) == 3 and len(set(values)) == 3 and 1 < min(values) and max(values) < 4
     assert all(row['rollout/valid_format'] == 1 for row in rows[:-1])
 
 
 @needs_pgx
-def test_snapshots_are_the_policies_of_their_steps_the_oldest_first(trained):
+def test_snapshots_are_policies_of_earlier_steps_oldest_first(trained):
     cfg, workdir = trained
     with micro_runs.one_device():
         first, second, last = (micro_runs.saved_state(cfg, workdir, step) for step in (0, 2, 4))
@@ -85,22 +85,22 @@ def test_snapshots_are_the_policies_of_their_steps_the_oldest_first(trained):
     jax.tree.map(np.testing.assert_array_equal, first.extra['snapshots'], start)
     # The snapshot of step 2 is taken at its start, after the checkpoint of the step
     jax.tree.map(np.testing.assert_array_equal, second.extra['snapshots'], first.extra['snapshots'])
-    taken = (first.params, second.params)
-    jax.tree.map(np.testing.assert_array_equal, last.extra['snapshots'], taken)
+    expected = (first.params, second.params)
+    jax.tree.map(np.testing.assert_array_equal, last.extra['snapshots'], expected)
 
 
 @needs_pgx
-def test_a_run_that_is_resumed_ends_with_the_same_bits(trained, tmp_path):
+def test_a_resumed_run_ends_bit_identically(trained, tmp_path):
     cfg, workdir = trained
     with micro_runs.one_device():
         assert train.train(plain(**SNAPSHOTS | {'steps': 2}), str(tmp_path)) == 0
         assert train.train(cfg, str(tmp_path)) == 0
-        whole, resumed = (micro_runs.saved_state(cfg, path) for path in (workdir, tmp_path))
-    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+        uninterrupted, resumed = (micro_runs.saved_state(cfg, path) for path in (workdir, tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, uninterrupted, resumed)
 
 
 @needs_pgx
-def test_its_checkpoints_have_ratings(trained):
+def test_the_checkpoints_of_a_run_have_ratings(trained):
     cfg, workdir = trained
     assert checkpoint.steps(workdir / checkpoint.FOLDER) == [0, 2, 4]
     records = elo.elo(str(workdir), [], [0, 4], games=16, seed=0, out='')
@@ -110,14 +110,14 @@ def test_its_checkpoints_have_ratings(trained):
     assert by_name['random']['elo'] == by_name['random']['low'] == 0
     assert sum(one['reward'] for one in records) == pytest.approx(0, abs=1e-9)
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
-    shown = rows[-1]['eval/exploitability']
-    assert by_name['whole 4']['exploitability'] == pytest.approx(shown, abs=1e-4)
+    logged = rows[-1]['eval/exploitability']
+    assert by_name['whole 4']['exploitability'] == pytest.approx(logged, abs=1e-4)
     assert elo.table(records).count('\n') == 4
     with pytest.raises(ValueError, match='--games=3 must be an even number'):
         elo.elo(str(workdir), [], [0], games=3, seed=0, out='')
 
 
-REFUSED = [
+REJECTED = [
     ({'algorithm': 'ppo'}, 'algorithm'),
     ({'context.window': 0}, 'context.window'),
     ({'self_play.snapshots': 2, 'rollout.group_size': 2}, 'rollout.group_size'),
@@ -125,14 +125,14 @@ REFUSED = [
 
 
 @needs_pgx
-@pytest.mark.parametrize('changes, message', REFUSED)
-def test_what_does_not_go_with_self_play_is_refused(changes, message):
+@pytest.mark.parametrize('changes, message', REJECTED)
+def test_settings_incompatible_with_self_play_are_rejected(changes, message):
     with pytest.raises(ValueError, match=message):
         read_config(plain(**changes))
 
 
 @needs_pgx
-def test_rae_and_snapshots_are_for_self_play_alone():
+def test_rae_and_snapshots_require_self_play():
     with pytest.raises(ValueError, match='opponent'):
         read_config(plain(opponent='random'))
     with pytest.raises(ValueError, match='self_play.snapshots'):
@@ -144,7 +144,7 @@ def test_rae_and_snapshots_are_for_self_play_alone():
     'world, plies, budget',
     [('leduc', 8, 'max_turns'), ('connect_four', 42, 'max_actions_per_episode')],
 )
-def test_budgets_of_one_player_are_too_small_for_the_plies_of_both(world, plies, budget):
+def test_budgets_for_one_player_are_too_small_for_both(world, plies, budget):
     """Prompts after the last turn had other lines, and a game that was cut was a draw."""
     budgets = {'env.max_turns': plies, 'env.max_actions_per_episode': plies}
     enough, short = (

@@ -46,37 +46,37 @@ def by_hand(healthy=(True, True), faulty=()):
 
 def test_advantages_by_hand():
     # turn 1 of row 0: 2 against (3 + 5) / 2; turn 0: 1 + (3 + 5 + 2) / 3 = 13/3 against 0 + 14/3
-    own, forked, count = by_hand()
-    np.testing.assert_allclose(own, [[-1 / 3, -2], [1 / 3, -1]], rtol=1e-6)
+    trunk, forked, count = by_hand()
+    np.testing.assert_allclose(trunk, [[-1 / 3, -2], [1 / 3, -1]], rtol=1e-6)
     # continuations: 3 against (5 + 2) / 2, 5 against (3 + 2) / 2; of row 1: 1 - 6.5, 9 - 2.5
     np.testing.assert_allclose(forked, [[-0.5, 2.5], [-5.5, 6.5]], rtol=1e-6)
     assert count.tolist() == [[0, 2], [0, 2]]
 
 
-def test_a_faulty_continuation_leaves_the_means_and_their_count():
+def test_a_faulty_continuation_is_excluded_from_means_and_counts():
     # row 1 without the 9: turn 1 is 4 against 1, the value of its start (1 + 4) / 2
-    own, forked, count = by_hand(faulty=[(1, 1)])
-    np.testing.assert_allclose(own, [[13 / 3 - 2.5, -2], [2.5 - 13 / 3, 3]], rtol=1e-6)
+    trunk, forked, count = by_hand(faulty=[(1, 1)])
+    np.testing.assert_allclose(trunk, [[13 / 3 - 2.5, -2], [2.5 - 13 / 3, 3]], rtol=1e-6)
     np.testing.assert_allclose(forked, [[-0.5, 2.5], [-3, 0]], rtol=1e-6)
     assert count.tolist() == [[0, 2], [0, 1]]
     # without continuations: 4 against the return of the other member from there, 2
-    own, forked, count = by_hand(faulty=[(1, 0), (1, 1)])
-    np.testing.assert_allclose(own[1], [4 - 13 / 3, 4 - 2], rtol=1e-6)
+    trunk, forked, count = by_hand(faulty=[(1, 0), (1, 1)])
+    np.testing.assert_allclose(trunk[1], [4 - 13 / 3, 4 - 2], rtol=1e-6)
     assert not forked[1].any() and count[1].tolist() == [0, 0]
 
 
-def test_a_faulty_episode_takes_its_continuations_with_it():
-    own, forked, _ = by_hand(healthy=(True, False))
-    assert not own[1].any() and not forked[1].any()
-    np.testing.assert_allclose(own[0], [0, -2])  # alone in its group at turn 0
+def test_continuations_of_a_faulty_episode_are_excluded():
+    trunk, forked, _ = by_hand(healthy=(True, False))
+    assert not trunk[1].any() and not forked[1].any()
+    np.testing.assert_allclose(trunk[0], [0, -2])  # alone in its group at turn 0
 
 
 def test_without_continuations_vine_is_turn_grpo():
     rollout = toy.random_rollout(2)
     scores = toy.scores_of(rollout)
-    wanted = toy.batch_of(TurnGRPO(), rollout, 4, scores)
+    expected = toy.batch_of(TurnGRPO(), rollout, 4, scores)
     plain = toy.batch_of(Vine(), rollout, 4, scores)
-    jax.tree.map(np.testing.assert_array_equal, plain, wanted)
+    jax.tree.map(np.testing.assert_array_equal, plain, expected)
     none = toy.forked(rollout.replace(num_turns=jnp.ones(8, jnp.int32)), (1,))
     batch = toy.batch_of(Vine(), none, 4, toy.scores_of(with_continuations(none)))
     one = toy.batch_of(TurnGRPO(), none, 4, scores)
@@ -84,7 +84,7 @@ def test_without_continuations_vine_is_turn_grpo():
     assert not batch.mask[1::2].any()
 
 
-def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weights():
+def test_episodes_and_first_turns_of_continuations_train_with_equal_weights():
     rollout = toy.forked(toy.random_rollout(3, turns=3, faulty=(5,)), (2, 2, 1, 1))
     scores = toy.scores_of(with_continuations(rollout))
     batch = toy.batch_of(Vine(scale='none'), rollout, 4, scores)
@@ -93,13 +93,13 @@ def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weig
         np.asarray(rollout.extra['continuations'].turn),
     )
     mask = np.asarray(batch.mask).reshape(8, 5, -1)
-    own = np.asarray(rollout.action_mask & rollout.healthy[:, None])
-    np.testing.assert_array_equal(mask[:, 0], own)
+    trunk = np.asarray(rollout.action_mask & rollout.healthy[:, None])
+    np.testing.assert_array_equal(mask[:, 0], trunk)
     first = np.asarray(more.action_mask) & (np.asarray(more.turn) == turn[:, :, None])
     first &= (turn > 0)[:, :, None] & np.asarray(rollout.healthy)[:, None, None]
     np.testing.assert_array_equal(mask[:, 1:], first)
     assert first.any() and not mask[5].any()
-    own, _, _ = vine_advantages(
+    trunk, _, _ = vine_advantages(
         rollout.turn_returns,
         rollout.num_turns,
         rollout.healthy,
@@ -108,10 +108,10 @@ def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weig
         (turn > 0) & more.healthy,
         group_size=4,
     )
-    weighted = own * jnp.array([[1.0, 1 / 3, 1 / 3]])
-    wanted = to_tokens(weighted, rollout.turn, batch.mask.reshape(8, 5, -1)[:, 0])
+    weighted = trunk * jnp.array([[1.0, 1 / 3, 1 / 3]])
+    expected = to_tokens(weighted, rollout.turn, batch.mask.reshape(8, 5, -1)[:, 0])
     trunks = batch.advantages.reshape(8, 5, -1)[:, 0]
-    np.testing.assert_allclose(trunks, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(trunks, expected, rtol=1e-5, atol=1e-6)
     scaled = toy.batch_of(Vine(), rollout, 4, scores)
     assert masked_mean(scaled.advantages**2, scaled.mask) == pytest.approx(1, rel=1e-4)
 
@@ -120,7 +120,7 @@ def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weig
 
 
 @dataclasses.dataclass(frozen=True)
-class PlayedOn(bench.Played):
+class Continued(bench.Played):
     """Episodes with M continuations from the start of every turn except the first."""
 
     more_actions: np.ndarray  # int [B, K, M]  first actions of the continuations
@@ -128,43 +128,43 @@ class PlayedOn(bench.Played):
     more_healthy: np.ndarray  # bool [B, K, M]
 
 
-def play_on(world, played, times, rng):
+def add_continuations(world, episodes, times, rng):
     """Play continuations of episodes."""
-    rows, turns = played.states.shape
+    rows, turns = episodes.states.shape
     actions, returns, healthy = (np.zeros((rows, turns, times)) for _ in range(3))
     for k in range(1, turns):
-        reached = np.asarray(played.num_turns) > k
+        reached = np.asarray(episodes.num_turns) > k
         for m in range(times):
-            fresh = bench.play(world, rows, rng, first=k, state=played.states[:, k])
+            fresh = bench.play(world, rows, rng, first=k, state=episodes.states[:, k])
             actions[:, k, m] = fresh.actions[:, 0]
             returns[:, k, m] = fresh.rewards.sum(1) + fresh.outcome
             healthy[:, k, m] = np.asarray(fresh.healthy) & reached
-    return PlayedOn(
-        **vars(played),
+    return Continued(
+        **vars(episodes),
         more_actions=actions.astype(int),
         more_returns=jnp.asarray(returns, jnp.float32),
         more_healthy=healthy.astype(bool),
     )
 
 
-def by_continuations(played, members):
+def by_continuations(episodes, members):
     """Return [(turns that train, their advantages [B, K])] of vine."""
-    rows, turns, times = played.more_actions.shape
+    rows, turns, times = episodes.more_actions.shape
     turn = jnp.broadcast_to(jnp.repeat(jnp.arange(turns), times)[None], (rows, turns * times))
-    own, forked, count = vine_advantages(
-        played.all_rewards,
-        played.num_turns,
-        played.healthy,
+    trunk, forked, count = vine_advantages(
+        episodes.all_rewards,
+        episodes.num_turns,
+        episodes.healthy,
         turn,
-        played.more_returns.reshape(rows, -1),
-        jnp.asarray(played.more_healthy.reshape(rows, -1)),
+        episodes.more_returns.reshape(rows, -1),
+        jnp.asarray(episodes.more_healthy.reshape(rows, -1)),
         group_size=members,
     )
     weight, forked = 1.0 / (1 + count), forked.reshape(rows, turns, times)
     continued = (
-        dataclasses.replace(played, actions=played.more_actions[:, :, m]) for m in range(times)
+        dataclasses.replace(episodes, actions=episodes.more_actions[:, :, m]) for m in range(times)
     )
-    return [(played, own * weight)] + [
+    return [(episodes, trunk * weight)] + [
         (one, forked[:, :, m] * weight) for m, one in enumerate(continued)
     ]
 
@@ -172,19 +172,19 @@ def by_continuations(played, members):
 @pytest.mark.parametrize('name', ['lookups', 'bonuses', 'faults'])
 def test_vine_has_no_bias(name):
     world, rng = bench.WORLDS[name], np.random.default_rng(0)
-    played = play_on(world, bench.play(world, GROUPS * MEMBERS, rng), 2, rng)
-    parts = by_continuations(played, MEMBERS)
+    episodes = add_continuations(world, bench.play(world, GROUPS * MEMBERS, rng), 2, rng)
+    parts = by_continuations(episodes, MEMBERS)
     gradients = sum(bench.group_gradients(*part, world, MEMBERS) for part in parts)
-    found = bench.quality(gradients, bench.exact(world)[1].ravel())
-    assert found.errors < bench.NOISE and found.bias < 2.5 * found.noise
+    result = bench.quality(gradients, bench.exact(world)[1].ravel())
+    assert result.errors < bench.NOISE and result.bias < 2.5 * result.noise
     if not world.faults:
-        assert found.scale == pytest.approx(1, abs=0.1)
+        assert result.scale == pytest.approx(1, abs=0.1)
 
 
 # ---- continuations are not episodes --------------------------------------------------------------
 
 
-def test_metrics_filters_and_pages_see_episodes_alone():
+def test_metrics_filters_and_pages_ignore_continuations():
     """Continuations with arbitrary returns do not change any metric of episodes."""
     plain = toy.random_rollout(4, turns=3)
     rollout = toy.forked(plain, (2, 1), rewards=np.full((8, 2, 3), 1e6), faulty=[(0, 0)])
@@ -192,8 +192,8 @@ def test_metrics_filters_and_pages_see_episodes_alone():
     after = metrics.rollout_metrics(rollout, 4) | Forks().metrics(rollout)
     assert {name: float(after[name]) for name in before} == {n: float(x) for n, x in before.items()}
     assert set(after) - set(before) == {'fork/played', 'fork/tokens'} <= set(metrics.METRICS)
-    played = int((np.asarray(rollout.extra['continuations'].turn) > 0).sum())
-    assert float(after['fork/played']) == pytest.approx(played / 8)
+    count = int((np.asarray(rollout.extra['continuations'].turn) > 0).sum())
+    assert float(after['fork/played']) == pytest.approx(count / 8)
     for rule in ('all', 'varied'):
         keep_rows = functools.partial(Filter(rule).keep_rows, groups=2, group_size=4)
         jax.tree.map(np.testing.assert_array_equal, keep_rows(rollout), keep_rows(plain))

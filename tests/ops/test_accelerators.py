@@ -11,7 +11,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-CUDA = pathlib.Path(sys.prefix) / 'gpu'  # of requirements/plan-gpu.txt, where make cuda puts it
+CUDA = pathlib.Path(sys.prefix) / 'gpu'  # requirements/plan-gpu.txt, installed by make cuda
 TARGETS = [
     pytest.param(
         'h100',
@@ -31,10 +31,10 @@ pytestmark = pytest.mark.soak
 
 @functools.cache
 def facts(topology, program, *fields):
-    where = {'PYTHONPATH': os.pathsep.join(map(str, (CUDA, ROOT, ROOT / 'tests')))}
+    paths = {'PYTHONPATH': os.pathsep.join(map(str, (CUDA, ROOT, ROOT / 'tests')))}
     words = [sys.executable, str(ROOT / 'tests' / 'accelerator_facts.py'), topology, program]
     done = subprocess.run(
-        [*words, *fields], env=os.environ | where, capture_output=True, text=True, cwd=ROOT
+        [*words, *fields], env=os.environ | paths, capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -42,34 +42,34 @@ def facts(topology, program, *fields):
 
 @pytest.mark.parametrize('target', TARGETS)
 def test_a_rollout_copies_no_cache_and_attends_in_one_kernel(target):
-    found = facts(ONE[target], 'collect')
-    assert found['copies_of_a_cache'] == []
-    assert found['fused_attention'] >= 2  # one per layer
-    assert found['scores'] == []
+    result = facts(ONE[target], 'collect')
+    assert result['copies_of_a_cache'] == []
+    assert result['fused_attention'] >= 2  # one per layer
+    assert result['scores'] == []
 
 
 @pytest.mark.parametrize('target', TARGETS)
 def test_an_update_writes_no_scores_and_updates_its_state_in_place(target):
-    found = facts(ONE[target], 'learn')
-    assert found['scores'] == []
-    assert found['fused_attention'] >= 2
-    assert found['donated'] >= found['state']
+    result = facts(ONE[target], 'learn')
+    assert result['scores'] == []
+    assert result['fused_attention'] >= 2
+    assert result['donated'] >= result['state']
 
 
 @pytest.mark.parametrize('target', TARGETS)
-def test_a_rollout_over_devices_gathers_weights_before_its_loops_and_no_logits_in_them(target):
-    found = facts(FOUR[target], 'collect', 'mesh.fsdp=2', 'mesh.tensor=2')
-    assert found['copies_of_a_cache'] == []
+def test_a_sharded_rollout_gathers_weights_before_its_loops_and_never_logits(target):
+    result = facts(FOUR[target], 'collect', 'mesh.fsdp=2', 'mesh.tensor=2')
+    assert result['copies_of_a_cache'] == []
     # Tensor parallelism sums hidden states of the rows in each layer
-    assert found['largest_transfer'] < found['logits']
+    assert result['largest_transfer'] < result['logits']
 
 
 @pytest.mark.skipif(not CUDA.is_dir(), reason='make cuda installs what it needs')
-def test_the_measurements_on_a_gpu_compile_without_one(tmp_path):
+def test_gpu_benchmarks_compile_without_a_gpu(tmp_path):
     words = [sys.executable, '-m', 'benchmarks.gpu', f'--out={tmp_path}', '--rehearse']
-    where = {'PYTHONPATH': os.pathsep.join(map(str, (CUDA, ROOT)))}
+    paths = {'PYTHONPATH': os.pathsep.join(map(str, (CUDA, ROOT)))}
     subprocess.run(
-        [*words, '--topology=h100:1', '--minutes=60'], env=os.environ | where, cwd=ROOT, check=True
+        [*words, '--topology=h100:1', '--minutes=60'], env=os.environ | paths, cwd=ROOT, check=True
     )
     lines = map(json.loads, (tmp_path / 'figures.jsonl').read_text().splitlines())
     compiled = [list(line['seconds']) for line in lines if line['part'] == 'compile']

@@ -75,7 +75,7 @@ def test_state_and_extra_come_back_bit_for_bit(ckpts):
     assert got_extra == extra and checkpoint.latest_step(ckpts) == 3
 
 
-def test_donating_the_state_right_after_save_does_not_reach_the_checkpoint(ckpts):
+def test_donating_the_state_right_after_save_does_not_change_the_checkpoint(ckpts):
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(8), ('fsdp',))
     placed = NamedSharding(mesh, P('fsdp'))
     state = {'w': jax.device_put(jnp.zeros((512, 2048)), placed)}
@@ -99,7 +99,7 @@ def test_another_mesh_restores_exactly(ckpts):
         assert got['w'].sharding == layout and bits(got['w']) == bits(w)
 
 
-def test_the_last_steps_are_kept_and_one_saved_again_changes_nothing(ckpts):
+def test_keeps_the_last_steps_and_ignores_a_second_save_of_a_step(ckpts):
     for step in range(1, 5):
         assert checkpoint.save(ckpts, step, {'w': jnp.full((2,), step)}, {'n': step})
     assert not checkpoint.save(ckpts, 4, {'w': jnp.zeros(2)}, {'n': 2})
@@ -122,7 +122,7 @@ def test_evaluation_reads_only_the_parameters(ckpts):
         assert checkpoint.read_extra(path) == {'config': {'a': 1}}
 
 
-def test_wrong_leaves_are_named(ckpts):
+def test_errors_name_the_wrong_leaves(ckpts):
     checkpoint.save(ckpts, 0, {'a': {'b': jnp.ones((2, 3))}, 'c': jnp.ones(4)}, {})
     f32 = jnp.float32
     for name, b in (
@@ -134,7 +134,7 @@ def test_wrong_leaves_are_named(ckpts):
             checkpoint.restore(ckpts, {'a': {name: b}, 'c': jax.ShapeDtypeStruct((4,), f32)})
 
 
-def test_checkpoints_of_before_a_field_without_arrays_or_of_extensions_are_read(ckpts):
+def test_reads_checkpoints_from_before_empty_fields_and_the_extra_field(ckpts):
     """TrainState has new empty fields, and snapshots have moved into `extra`."""
     snapshots = ({'w': jnp.arange(2.0)}, {'w': jnp.ones(2)})
     step = jnp.int32(3)
@@ -145,32 +145,32 @@ def test_checkpoints_of_before_a_field_without_arrays_or_of_extensions_are_read(
 
 
 def test_missing_checkpoints_are_errors(ckpts):
-    wanted = {'w': jax.ShapeDtypeStruct((2,), jnp.float32)}
+    shapes = {'w': jax.ShapeDtypeStruct((2,), jnp.float32)}
     with pytest.raises(FileNotFoundError):
-        checkpoint.restore(ckpts, wanted)
+        checkpoint.restore(ckpts, shapes)
     checkpoint.save(ckpts, 4, {'w': jnp.ones(2)}, {})
     with pytest.raises(FileNotFoundError, match='step 5'):
-        checkpoint.restore(ckpts, wanted, step=5)
+        checkpoint.restore(ckpts, shapes, step=5)
     with pytest.raises(FileNotFoundError, match='nowhere'):
-        checkpoint.load_params_only(ckpts.directory / 'nowhere', wanted)
+        checkpoint.load_params_only(ckpts.directory / 'nowhere', shapes)
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
-def test_saves_leave_no_descriptor_and_no_thread_behind(ckpts):
+def test_saves_leak_no_descriptors_or_threads(ckpts):
     """Previously each save kept three descriptors and a thread: with 96, a run died at save 24."""
-    open_ones = []  # after each save
+    open_counts = []  # after each save
     for step in range(16):
         checkpoint.save(ckpts, step, {'w': jnp.arange(1000.0)}, {'step': step})
         checkpoint.wait(ckpts)
-        open_ones.append((len(os.listdir('/proc/self/fd')), threading.active_count()))
-    (files_then, threads_then), (files_now, threads_now) = open_ones[7], open_ones[15]
+        open_counts.append((len(os.listdir('/proc/self/fd')), threading.active_count()))
+    (files_then, threads_then), (files_now, threads_now) = open_counts[7], open_counts[15]
     assert files_now < files_then + 3 and threads_now < threads_then + 3
 
 
 def test_half_written_steps_are_ignored_and_written_again(tmp_path):
     folder = tmp_path / checkpoint.FOLDER
-    for left in ('7.orbax-checkpoint-tmp/state', '6.new', '5.removed'):
-        (folder / left).mkdir(parents=True)
+    for leftover in ('7.orbax-checkpoint-tmp/state', '6.new', '5.removed'):
+        (folder / leftover).mkdir(parents=True)
     (folder / '8').mkdir()  # created by hand: Orbax only renames complete steps
     opened = checkpoint.open_checkpoints(tmp_path, keep=3)
     assert checkpoint.latest_step(opened) is None
@@ -192,8 +192,8 @@ for step in range(1, 1000):
 
 
 @pytest.mark.soak
-def test_kill_9_while_saving_leaves_a_whole_latest_step(tmp_path):
-    wanted = {'w': jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
+def test_kill_9_while_saving_leaves_a_complete_latest_step(tmp_path):
+    shapes = {'w': jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
     reached = 0
     for delay_s in (0.0, 0.02):  # after the start of the third save
         child = subprocess.Popen(
@@ -206,7 +206,7 @@ def test_kill_9_while_saving_leaves_a_whole_latest_step(tmp_path):
         child.send_signal(signal.SIGKILL)
         child.communicate()
         opened = checkpoint.open_checkpoints(tmp_path, keep=2)
-        state, extra = checkpoint.restore(opened, wanted)
+        state, extra = checkpoint.restore(opened, shapes)
         latest = checkpoint.latest_step(opened)
         assert latest >= reached + 2 and extra == {'step': latest}
         assert bool((state['w'] == latest).all())
@@ -215,9 +215,7 @@ def test_kill_9_while_saving_leaves_a_whole_latest_step(tmp_path):
         checkpoint.close(opened)
 
 
-def test_a_workdir_that_is_full_or_unwritable_is_noticed_before_writing(
-    ckpts, tmp_path, monkeypatch
-):
+def test_a_full_or_unwritable_workdir_is_detected_before_writing(ckpts, tmp_path, monkeypatch):
     with pytest.raises(OSError, match='needs 1000000000.00 GB'):
         files.check_workdir(tmp_path / 'new', min_free_bytes=10**18)
     assert list((tmp_path / 'new').iterdir()) == []
@@ -231,7 +229,7 @@ def test_a_workdir_that_is_full_or_unwritable_is_noticed_before_writing(
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_another_config_is_refused_field_by_field():
+def test_a_different_config_is_rejected_field_by_field():
     saved = {'steps': 10, 'loss': {'clip': 0.2, 'kl': 0.0}, 'mesh': {'shape': [1, 2]}}
     checkpoint.check_config(saved, {**saved, 'mesh': {'shape': (1, 2)}})
     now = {'steps': 20, 'loss': {'clip': 0.28}, 'mesh': {'shape': [1, 2]}}
@@ -258,7 +256,7 @@ def test_compiles_are_counted_and_known_shapes_add_none(ckpts):
     assert compiles.count == 2 and compiles.seconds > 0
 
 
-def test_sigterm_asks_once_and_handlers_are_given_back(monkeypatch):
+def test_sigterm_requests_one_stop_and_handlers_are_restored(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     with processes.Preemption() as preemption:
         assert not preemption.any_requested() and not preemption.can_stop_now()

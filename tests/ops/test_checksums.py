@@ -22,7 +22,7 @@ def naive_sums(array):
     data = np.ascontiguousarray(array).tobytes()
     words = [int.from_bytes(data[i : i + size], 'little') for i in range(0, len(data), size)]
     return [
-        sum(mixed(word ^ mixed(place ^ salt)) for place, word in enumerate(words)) % 2**32
+        sum(mixed(word ^ mixed(index ^ salt)) for index, word in enumerate(words)) % 2**32
         for salt in checksums.SALTS
     ]
 
@@ -39,15 +39,15 @@ def test_sums_follow_the_definition_and_notice_a_flipped_bit(dtype, shape):
         assert (checksums.array_sums(jnp.asarray(array)) != sums).all()
 
 
-def test_no_mesh_changes_a_digest_which_is_that_of_earlier_versions():
+def test_a_digest_is_the_same_on_every_mesh_and_in_earlier_versions():
     """Checkpoints of older versions contain digests of bases and teachers."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ('fsdp', 'tensor'))
     tree = {'a': {'b': jnp.arange(128.0).reshape(16, 8)}, 'c': jnp.ones(3, jnp.bfloat16)}
-    wanted = '8bcf2dd9521940cb1c4cacb90308639c7bef519e90bf1781d85952530726838c'
-    assert checksums.digest(tree) == wanted
+    expected = '8bcf2dd9521940cb1c4cacb90308639c7bef519e90bf1781d85952530726838c'
+    assert checksums.digest(tree) == expected
     for spec in (P(), P('fsdp', 'tensor'), P(None, ('fsdp', 'tensor'))):
         tree['a']['b'] = jax.device_put(tree['a']['b'], NamedSharding(mesh, spec))
-        assert checksums.digest(tree) == wanted
+        assert checksums.digest(tree) == expected
 
 
 def test_the_first_file_that_differs_is_named(tmp_path):

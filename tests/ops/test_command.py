@@ -26,28 +26,28 @@ from agentrl_jax.run import build, command, interrupts, usage
 CONFIG = '--config=configs/demo.py'
 
 
-def ran(*words):
-    """Return (exit code, stdout, stderr) of a process."""
+def run_process(*words):
+    """Run a process; return (exit code, stdout, stderr)."""
     done = subprocess.run(words, cwd=micro_runs.ROOT, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout, done.stderr
 
 
-def ran_python(program, *words):
-    return ran(sys.executable, '-c', program, *words)
+def run_python(program, *words):
+    return run_process(sys.executable, '-c', program, *words)
 
 
-def told(module, *words, watch='jax'):
-    """Return (exit code, stdout, stderr, was `watch` imported?) of a command; jax: started?"""
-    started = "bool(sys.modules['jax._src.xla_bridge']._backends)" if watch == 'jax' else True
+def run_command(module, *words, watch='jax'):
+    """Return (exit code, stdout, stderr, whether `watch` was imported; jax: started)."""
+    running = "bool(sys.modules['jax._src.xla_bridge']._backends)" if watch == 'jax' else True
     code = textwrap.dedent(
         f"""
         import atexit, runpy, sys
         sys.argv = [{module!r}, *{list(words)!r}]
-        atexit.register(lambda: print('IMPORTED', {watch!r} in sys.modules and {started}))
+        atexit.register(lambda: print('IMPORTED', {watch!r} in sys.modules and {running}))
         runpy.run_module('agentrl_jax.' + {module!r}, run_name='__main__', alter_sys=True)
         """
     )
-    code, out, err = ran_python(code)
+    code, out, err = run_python(code)
     out, _, imported = out.rpartition('IMPORTED ')
     return code, out, err, imported.strip() == 'True'
 
@@ -55,9 +55,9 @@ def told(module, *words, watch='jax'):
 @pytest.mark.parametrize(
     'words, code', [(['--help'], 0), (['--workdir=w', CONFIG, 'config.steps=3'], usage.EXIT_USAGE)]
 )
-def test_help_and_a_wrong_command_line_do_without_jax(words, code):
-    found, out, err, imported = told('train', *words)
-    assert found == code and not imported
+def test_help_and_a_wrong_command_line_do_not_import_jax(words, code):
+    exit_code, out, err, imported = run_command('train', *words)
+    assert exit_code == code and not imported
     if code:
         assert not out and 'config.steps=3' in err and len(err.splitlines()) == 1
     else:
@@ -65,10 +65,10 @@ def test_help_and_a_wrong_command_line_do_without_jax(words, code):
 
 
 @pytest.fixture
-def refused(monkeypatch, capsys):
-    """Return a function: words of an invalid command line -> its error line; exit code 2."""
+def usage_error(monkeypatch, capsys):
+    """Return a function: words of an invalid command line -> its error; checks the exit code."""
 
-    def refused(*words, needs=('config', 'workdir')):
+    def usage_error(*words, needs=('config', 'workdir')):
         values = flags.FlagValues()
         config_flags.DEFINE_config_file('config', None, 'Config.', flag_values=values)
         flags.DEFINE_string('workdir', None, 'Folder of the run.', flag_values=values)
@@ -84,7 +84,7 @@ def refused(monkeypatch, capsys):
         assert err.startswith('error: ') and len(err.splitlines()) == 1
         return err
 
-    return refused
+    return usage_error
 
 
 MISTAKES = {
@@ -100,7 +100,7 @@ MISTAKES = {
 }
 
 
-def test_a_wrong_override_of_the_config_of_a_workdir_is_one_line(monkeypatch, capsys):
+def test_a_wrong_override_of_a_saved_config_is_a_one_line_error(monkeypatch, capsys):
     """Previously evaluate, export and serve_policy ended with a traceback of ml_collections."""
     define = config_flags.DEFINE_config_file
     define = functools.partial(define, flag_values=flags.FlagValues())
@@ -115,12 +115,12 @@ def test_a_wrong_override_of_the_config_of_a_workdir_is_one_line(monkeypatch, ca
 
 
 @pytest.mark.parametrize('words', MISTAKES)
-def test_a_mistyped_command_line_is_one_line_(refused, words):
-    assert MISTAKES[words] in refused(*words)
+def test_a_mistyped_command_line_is_a_one_line_error(usage_error, words):
+    assert MISTAKES[words] in usage_error(*words)
 
 
-def test_hyphens_and_underscores_spell_the_same_flags(refused):
-    refused(CONFIG, '--xyz')  # defines flags
+def test_hyphens_and_underscores_spell_the_same_flags(usage_error):
+    usage_error(CONFIG, '--xyz')  # defines flags
     words = ['--show-config', '--config.batch-x=a-b', '--a-b=c', '-5', 'a-b']
     expected = ['--show_config', '--config.batch_x=a-b', '--a-b=c', '-5', 'a-b']
     assert command.underscored(words) == expected
@@ -137,14 +137,14 @@ BODY = 'from configs import base\ndef get_config():\n'
         (BODY + "    return {'steps': 3}\n", 'c.py: '),
     ],
 )
-def test_an_error_in_a_config_file_is_one_line(refused, tmp_path, text, words):
+def test_an_error_in_a_config_file_is_a_one_line_error(usage_error, tmp_path, text, words):
     """Previously a syntax error was 47 lines with exit code 1."""
     (tmp_path / 'c.py').write_text(text)
-    err = refused(f'--config={tmp_path / "c.py"}', '--workdir=w')
+    err = usage_error(f'--config={tmp_path / "c.py"}', '--workdir=w')
     assert words in err and str(tmp_path) in err
 
 
-def test_a_mistake_is_no_failure_of_the_program():
+def test_usage_errors_are_not_failures_of_the_program():
     for error in (ValueError('no'), FileNotFoundError(2, 'No such file', '/nope')):
         with pytest.raises(usage.WrongUsage, match='no|/nope'), usage.checked():
             raise error
@@ -156,7 +156,7 @@ def test_a_mistake_is_no_failure_of_the_program():
 
 
 def test_a_config_file_imports_its_neighbours_from_any_folder(tmp_path):
-    site = tmp_path / 'site'  # contains agentrl_jax but not configs, like site-packages
+    site = tmp_path / 'site'  # like site-packages: contains agentrl_jax but not configs
     site.mkdir()
     (site / 'agentrl_jax').symlink_to(micro_runs.ROOT / 'agentrl_jax')
     program = (
@@ -192,7 +192,7 @@ while True:
 """
 
 
-def test_a_second_ctrl_c_asks_children_to_stop_before_it_leaves(monkeypatch):
+def test_a_second_ctrl_c_stops_children_before_the_process_exits(monkeypatch):
     done = []
     monkeypatch.setattr(interrupts, 'LAST', [lambda: done.append('asked')])
     monkeypatch.setattr(interrupts, '_leave', lambda *words: done.append(words[1]))
@@ -206,7 +206,7 @@ def test_a_second_ctrl_c_asks_children_to_stop_before_it_leaves(monkeypatch):
 
 
 @contextlib.contextmanager
-def started(program, *words):
+def running(program, *words):
     """Start a process of the program and wait until it has printed 'ready'."""
     process = subprocess.Popen(
         [sys.executable, '-c', program, *words],
@@ -225,14 +225,14 @@ def started(program, *words):
 
 @pytest.mark.soak
 @pytest.mark.parametrize('phase, number', [('starting', signal.SIGTERM), ('native', signal.SIGINT)])
-def test_a_signal_while_a_run_starts_ends_it_at_once_to_be_resumed(phase, number):
-    with started(STARTING, phase) as process:
+def test_a_signal_during_start_up_ends_a_run_at_once_as_resumable(phase, number):
+    with running(STARTING, phase) as process:
         process.send_signal(number)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 75 and len(err.split('\n')) == 3
 
 
-def test_a_run_that_is_stopped_says_whether_anything_is_saved(tmp_path):
+def test_a_stopped_run_reports_whether_anything_is_saved(tmp_path):
     """Previously it printed 'resumes from what was saved' when nothing was saved."""
     argvs = [
         ['/x/agentrl_jax/train.py', '--config=c.py', *form.format(tmp_path).split(' ')]
@@ -263,16 +263,16 @@ with preemption, interrupts.answering(preemption.notice):
 """
 
 
-def test_the_first_signal_is_answered_while_a_program_runs():
-    with started(STOPPING) as process:
+def test_the_first_signal_is_acknowledged_while_native_code_runs():
+    with running(STOPPING) as process:
         process.send_signal(signal.SIGTERM)
         assert process.stderr.readline() == '\n'
         assert 'the rollout of step 12' in process.stderr.readline()
         assert process.poll() is None
 
 
-def test_once_training_listens_only_a_second_ctrl_c_ends_the_process():
-    with started(STARTING, 'training') as process:
+def test_during_training_only_a_second_ctrl_c_ends_the_process():
+    with running(STARTING, 'training') as process:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             process.send_signal(number)
             assert process.stdout.readline() in ('heard\n', 'heard', '')
@@ -292,16 +292,16 @@ with processes.Preemption() as preemption:
 """
 
 
-def test_the_second_ctrl_c_ends_a_command_that_saves_without_a_stack():
+def test_a_second_ctrl_c_ends_a_saving_command_without_a_traceback():
     """Previously: a KeyboardInterrupt of 65 lines; a Ctrl-C after SIGTERMs counted as second."""
-    code, out, err = ran_python(LISTENING)
+    code, out, err = run_python(LISTENING)
     assert (code, out) == (130, 'goes on True\n')
     assert len(err.split('\n')[1::2]) == 2 and 'the start' in err
 
 
-def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path, monkeypatch):
+def test_signals_during_the_last_save_do_not_end_the_process(tmp_path, monkeypatch):
     """Launchers repeat SIGTERM. Previously the second one ended the process before the save."""
-    heard, saved = [], []
+    signals, saved = [], []
     state = types.SimpleNamespace(step=jnp.int32(3))
     cfg = types.SimpleNamespace(
         seed=0,
@@ -329,16 +329,16 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
     monkeypatch.setattr(train, 'checkpoint_metadata', lambda *_: {})
     monkeypatch.setattr(train.checkpoint, 'save', save)
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda *heard_: heard.append(heard_)) for number in numbers]
+    before = [signal.signal(number, lambda *args: signals.append(args)) for number in numbers]
     try:
         assert train.train(cfg, tmp_path) == processes.EXIT_PREEMPTED
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-    assert saved == [3] and heard == []
+    assert saved == [3] and signals == []
 
 
-def test_errors_about_what_was_asked_for_have_the_exit_code_of_a_wrong_command_line():
+def test_invalid_settings_have_the_exit_code_of_a_wrong_command_line():
     """Previously --config.algorithm=foo ended with 1, like a failed run."""
     for changes in ({'algorithm': 'foo'}, {'optim.lr': -1.0}):
         with pytest.raises(usage.WrongUsage, match=next(iter(changes))) as wrong:
@@ -346,7 +346,7 @@ def test_errors_about_what_was_asked_for_have_the_exit_code_of_a_wrong_command_l
     assert usage.code_of(wrong.value) == 2 and usage.code_of(ValueError('a file')) == 1
 
 
-def test_a_backend_that_is_not_there_is_one_line(monkeypatch, capsys):
+def test_a_missing_backend_is_a_one_line_error(monkeypatch, capsys):
     """Previously JAX_PLATFORMS=cuda without its plugin was an AssertionError of 30 lines."""
     monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
     for error in (AssertionError(), RuntimeError("no backend 'cuda'\n (you may need to ...)")):
@@ -358,7 +358,7 @@ def test_a_backend_that_is_not_there_is_one_line(monkeypatch, capsys):
         assert "JAX_PLATFORMS='cuda'" in err and 'pip install "jax[cuda13]"' in err
 
 
-def test_a_package_that_is_missing_is_named_with_what_to_install(capsys):
+def test_a_missing_package_is_reported_with_the_extra_to_install(capsys):
     project = tomllib.loads((micro_runs.ROOT / 'pyproject.toml').read_text())['project']
     assert set(usage.EXTRAS.values()) <= project['optional-dependencies'].keys()
     for name, words, lines in (
@@ -374,9 +374,9 @@ def test_a_package_that_is_missing_is_named_with_what_to_install(capsys):
 
 
 @pytest.mark.parametrize('error, traced', [(ValueError('no'), False), (KeyError('no'), True)])
-def test_only_unforeseen_errors_end_with_a_traceback(error, traced, monkeypatch, capsys):
+def test_only_unexpected_errors_end_with_a_traceback(error, traced, monkeypatch, capsys):
     ended = []
     monkeypatch.setattr(processes.os, '_exit', ended.append)
     processes.fail(error, 3)
-    said = capsys.readouterr().err
-    assert ended == [3] and 'error: ' in said and ('KeyError' in said.splitlines()[0]) == traced
+    err = capsys.readouterr().err
+    assert ended == [3] and 'error: ' in err and ('KeyError' in err.splitlines()[0]) == traced

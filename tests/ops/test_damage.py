@@ -52,7 +52,7 @@ def test_damaged_and_missing_files_are_named_and_nothing_is_loaded(folder):
     """Previously 60 of 60 flipped bits were loaded as parameters; truncation printed a tree."""
     rng = random.Random(0)
     for damage, file in itertools.product((flip, truncate, remove), files(folder / '2')):
-        whole = file.read_bytes()
+        content = file.read_bytes()
         damage(file, rng)
         for read in (
             lambda: load(folder),
@@ -60,12 +60,12 @@ def test_damaged_and_missing_files_are_named_and_nothing_is_loaded(folder):
         ):
             with pytest.raises(checkpoint.Damaged, match=f' {file} '):
                 read()
-        file.write_bytes(whole)
+        file.write_bytes(content)
     state, _ = load(folder)
     jax.tree.map(np.testing.assert_array_equal, state, make_state(2))
 
 
-def test_damaged_metadata_are_named_before_a_config_is_read(folder):
+def test_damaged_metadata_is_named_before_a_config_is_read(folder):
     mark = folder / '2' / checkpoint.MARK
     mark.write_text('{"custom_metadata": {}}')
     with pytest.raises(checkpoint.Damaged, match=f'checkpoint 2 is damaged: {mark} '):
@@ -73,7 +73,7 @@ def test_damaged_metadata_are_named_before_a_config_is_read(folder):
     assert checkpoint.read_extra(folder, step=1) == {'config': {'seed': 1}}
 
 
-def test_the_newest_whole_step_is_found_and_the_others_are_set_aside(tmp_path, capsys):
+def test_restores_the_newest_complete_step_and_renames_damaged_ones(tmp_path, capsys):
     checkpoint.rename_damaged(tmp_path)  # a new run: nothing to do
     folder = save_steps(tmp_path, (1, 2, 3))
     assert checkpoint.fall_back(tmp_path) == 3 and capsys.readouterr().err == ''
@@ -81,8 +81,8 @@ def test_the_newest_whole_step_is_found_and_the_others_are_set_aside(tmp_path, c
     for file in damaged:
         file.write_bytes(b'x')
     assert checkpoint.fall_back(tmp_path) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert [str(file) in line for file, line in zip(damaged[::-1], said, strict=True)] == [True] * 2
+    log = capsys.readouterr().err.splitlines()
+    assert [str(file) in line for file, line in zip(damaged[::-1], log, strict=True)] == [True] * 2
     assert checkpoint.fall_back(tmp_path, step=1) == 1
     checkpoint.rename_damaged(tmp_path)
     assert checkpoint.steps(folder) == [1] and (folder / '3.damaged').is_dir()

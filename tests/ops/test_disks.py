@@ -25,7 +25,7 @@ def small_disk(tmp_path):
     subprocess.run(['umount', '-l', str(tmp_path)], check=True)
 
 
-def test_a_disk_that_fills_while_writing_says_what_to_do(small_disk, monkeypatch):
+def test_the_error_of_a_full_disk_names_the_folder_and_the_size(small_disk, monkeypatch):
     usage = checkpoint.shutil.disk_usage(small_disk)
     monkeypatch.setattr(checkpoint.shutil, 'disk_usage', lambda _: usage._replace(free=1 << 40))
     opened = checkpoint.open_checkpoints(small_disk, keep=2)
@@ -36,8 +36,8 @@ def test_a_disk_that_fills_while_writing_says_what_to_do(small_disk, monkeypatch
         checkpoint.wait(opened)
     assert caught.value.errno == errno.ENOSPC
     assert checkpoint.latest_step(opened) == 1
-    said = files.format_error(caught.value)
-    assert str(small_disk / checkpoint.FOLDER) in said and '4,000,000 bytes' in said
+    message = files.format_error(caught.value)
+    assert str(small_disk / checkpoint.FOLDER) in message and '4,000,000 bytes' in message
     assert bool((checkpoint.restore(opened, abstract(noise[:200]))[0]['w'] == noise[:200]).all())
 
 
@@ -63,14 +63,14 @@ def test_a_disk_that_becomes_read_only_loses_nothing(small_disk):
     assert checkpoint.steps(opened.directory) == [1, 2]
 
 
-def test_a_clock_that_is_set_while_a_checkpoint_is_written_spoils_nothing(tmp_path, monkeypatch):
+def test_setting_the_clock_while_a_checkpoint_is_written_does_no_harm(tmp_path, monkeypatch):
     """Orbax measured its timeout of 20 minutes with the wall clock, and gave up."""
-    tell = time.time
+    real_time = time.time
     opened = checkpoint.open_checkpoints(tmp_path, keep=2)
     for step, jump in enumerate(range(0, 80, 5)):  # set a day forward at that call of time()
-        looks = itertools.count()
-        monkeypatch.setattr(time, 'time', lambda: tell() + 86400 * (next(looks) >= jump))  # noqa: B023
+        calls = itertools.count()
+        monkeypatch.setattr(time, 'time', lambda: real_time() + 86400 * (next(calls) >= jump))  # noqa: B023
         checkpoint.save(opened, step, {'w': jnp.ones(9)}, {})
         checkpoint.wait(opened)
-    assert next(looks) > 20  # otherwise Orbax uses another clock, and the test is void
+    assert next(calls) > 20  # otherwise Orbax uses another clock, and this tests nothing
     assert checkpoint.latest_step(opened) == step

@@ -55,17 +55,17 @@ def start(workdir, count, devices, *arguments):
 def finish(started):
     """Return (exit code, output) of each process; kill the remaining ones."""
     try:
-        said = [process.communicate(timeout=600)[0] for process in started]
+        outputs = [process.communicate(timeout=600)[0] for process in started]
     finally:
         for process in started:
             process.kill()
-    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+    return [(process.returncode, text) for process, text in zip(started, outputs, strict=True)]
 
 
-def wait_for(happened, started):
-    """Wait until happened() is true; fail if a process ends first."""
+def wait_for(condition, started):
+    """Wait until condition() is true; fail if a process ends first."""
     deadline = time.monotonic() + 600
-    while not happened():
+    while not condition():
         if time.monotonic() > deadline or any(process.poll() is not None for process in started):
             for process in started:
                 process.kill()
@@ -79,13 +79,13 @@ def saved(workdir, changes, step=None):
     return micro_runs.saved_state(cfg, workdir, step)
 
 
-def furthest(one, other):
+def max_difference(one, other):
     """Return the largest absolute difference."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
-def sampled(workdir):
+def sampled_tokens(workdir):
     """Return the tokens of the first and last training rollout, by episode."""
     pages = [json.loads(page.read_text()) for page in sorted(workdir.glob('rollouts/*.json'))]
     return [
@@ -99,20 +99,20 @@ def assert_same_training(workdir, other, changes):
     """changes: config fields of the runs that differ from micro_runs."""
     one, two = saved(workdir, changes), saved(other, changes)
     assert int(one.step) == int(two.step) == STEPS
-    assert sampled(workdir) == sampled(other) != []
-    assert furthest(one, two) <= 1e-6  # parameters, critic, moments
-    assert furthest(one.params, saved(workdir, changes, 0).params) > 2 * LR
+    assert sampled_tokens(workdir) == sampled_tokens(other) != []
+    assert max_difference(one, two) <= 1e-6  # parameters, critic, moments
+    assert max_difference(one.params, saved(workdir, changes, 0).params) > 2 * LR
     rows, expected = (run_log.read_metrics(w / run_log.METRICS_FILE) for w in (workdir, other))
     assert [row['rollout/horizon'] for row in rows[:3]] == [1, 2, 2]
-    for row, wanted in zip(rows, expected, strict=True):
-        assert row.keys() == wanted.keys() and row['perf/recompiles'] == 0
+    for row, expected_row in zip(rows, expected, strict=True):
+        assert row.keys() == expected_row.keys() and row['perf/recompiles'] == 0
         for name in ('rollout/return', 'eval/return', 'batch/trained_tokens'):
-            assert name not in row or row[name] == pytest.approx(wanted[name], rel=1e-5)
+            assert name not in row or row[name] == pytest.approx(expected_row[name], rel=1e-5)
     return rows
 
 
 @pytest.mark.soak
-def test_two_processes_then_one_of_eight_devices_train_like_one_through_losses(tmp_path):
+def test_two_processes_then_one_with_eight_devices_train_like_one_despite_kills(tmp_path):
     """Rows over four devices, parameters over pairs: cloning, updates, checkpoints, reports."""
     workdir, other = tmp_path / 'disturbed', tmp_path / 'undisturbed'
     words = (workdir, 2, 2, MIX, '--config.mesh.data=2', '--config.mesh.fsdp=2')
@@ -219,8 +219,8 @@ def test_episodes_in_flight_over_two_processes_continue_after_a_kill_and_replay(
     for workdir, more in ((first, []), (again, [replay])):
         for code, text in finish(start(workdir, 2, 1, *words, *more)):
             assert code == 0, text
-    assert sampled(first) == sampled(again) != []
-    assert furthest(saved(first, changes), saved(again, changes)) == 0.0
+    assert sampled_tokens(first) == sampled_tokens(again) != []
+    assert max_difference(saved(first, changes), saved(again, changes)) == 0.0
     rows = run_log.read_metrics(first / run_log.METRICS_FILE)
     assert max(row.get('rollout/restarted', 0) for row in rows) > 0
 

@@ -38,19 +38,19 @@ def qwen(**changes):
     return estimate(cfg, dataclasses.replace(named, **fields))
 
 
-def test_heads_that_tensor_does_not_divide_are_counted_whole():
+def test_heads_not_divisible_by_tensor_count_fully_on_each_device():
     """Previously keys and values of two heads on four devices counted as a quarter on each."""
     qwen_05b, cfg = (
         sizes.named('Qwen2.5-0.5B'),
         read_config(effective(frozen_lake.get_config()), None),
     )
     four = sharding.make_mesh(2, 1, 4)
-    whole, halves = (
+    full, halves = (
         advice.cache_bytes(cfg, qwen_05b, mesh, 64) for mesh in (four, sharding.make_mesh(2, 2, 2))
     )
-    assert whole == 2 * 2 * halves  # half the number of row shards, and all heads
-    alone = advice.cache_bytes(cfg, qwen_05b, sharding.make_mesh(8, 1, 1), 64)
-    assert whole == 4 * alone
+    assert full == 2 * 2 * halves  # half the number of row shards, and all heads
+    single = advice.cache_bytes(cfg, qwen_05b, sharding.make_mesh(8, 1, 1), 64)
+    assert full == 4 * single
     rules = sharding.rollout_rules(four, num_heads=14, num_kv_heads=2)
     layout = sharding.specs(qwen_05b.abstract_params(), rules, four)
     assert not any(layout['model']['layers_0']['self_attn']['k_proj']['kernel'].spec)
@@ -58,27 +58,27 @@ def test_heads_that_tensor_does_not_divide_are_counted_whole():
 
 @pytest.mark.soak
 @pytest.mark.parametrize('remat, compiled', [(False, 19.52), (True, 19.08)])
-def test_an_estimate_is_near_what_the_compiler_says(remat, compiled):
+def test_an_estimate_is_close_to_the_memory_that_the_compiler_reports(remat, compiled):
     """python -m agentrl_jax.plan --topology=cpu:1 --model=Qwen2.5-0.5B --layers=2,4 with the fields
     of `qwen`: learn takes 19.52 GiB (19.08 with model.remat), including 11.04 of state. collect
     takes 15.54 with 128 rows."""
-    found, _ = qwen(**{'model.remat': remat, 'env.eval_levels': 128})
-    assert found.state / GIB == pytest.approx(11.04, abs=0.01) and found.tightest == 'learn'
-    assert (found.likely - found.program) / GIB == pytest.approx(compiled, rel=0.06)
-    assert (found.state + found.cache + found.sampler) / GIB == pytest.approx(15.54, rel=0.06)
-    assert found.certain < compiled * GIB
+    memory, _ = qwen(**{'model.remat': remat, 'env.eval_levels': 128})
+    assert memory.state / GIB == pytest.approx(11.04, abs=0.01) and memory.tightest == 'learn'
+    assert (memory.likely - memory.program) / GIB == pytest.approx(compiled, rel=0.06)
+    assert (memory.state + memory.cache + memory.sampler) / GIB == pytest.approx(15.54, rel=0.06)
+    assert memory.certain < compiled * GIB
 
 
-def test_the_run_that_was_killed_without_a_word_is_warned_with_what_to_set():
-    found, shapes = qwen()
-    said = fit.verdict(shapes.cfg, found, 24e9, advice.knobs(shapes, found.tightest))
+def test_a_run_that_was_killed_silently_now_gets_a_warning_with_settings_to_change():
+    memory, shapes = qwen()
+    warning = fit.verdict(shapes.cfg, memory, 24e9, advice.knobs(shapes, memory.tightest))
     for words in ('22.1 GB', 'lora.rank=64', 'model.remat=True', 'fewer rollout.max_tokens'):
-        assert words in said
-    assert fit.verdict(shapes.cfg, found, 32 * GIB, []) == ''
-    assert 'needs 18.3 GB' in fit.verdict(shapes.cfg, found, 16 * GIB, [])
+        assert words in warning
+    assert fit.verdict(shapes.cfg, memory, 32 * GIB, []) == ''
+    assert 'needs 18.3 GB' in fit.verdict(shapes.cfg, memory, 16 * GIB, [])
 
 
-def test_a_config_that_cannot_fit_is_refused_before_a_model_is_made(monkeypatch, capsys):
+def test_a_config_that_cannot_fit_is_rejected_before_a_model_is_built(monkeypatch, capsys):
     """Previously rollout.max_tokens=100000000 passed all checks."""
     cfg = micro_runs.config('frozen_lake', **{'rollout.max_tokens': 100_000_000})
     with pytest.raises(WrongUsage, match='GB cache of 16 rows of rollout.max_tokens=100000000'):
@@ -87,21 +87,21 @@ def test_a_config_that_cannot_fit_is_refused_before_a_model_is_made(monkeypatch,
     fit.check(cfg)
     assert not capsys.readouterr().err
     with micro_runs.one_device():
-        found, _ = estimate(cfg)
-        for room, warned in ((1.2 * found.likely, 0), (1.05 * found.likely, 1), (None, 0)):
-            monkeypatch.setattr(fit, 'of_device', lambda device, room=room: room)
+        memory, _ = estimate(cfg)
+        for limit, warned in ((1.2 * memory.likely, 0), (1.05 * memory.likely, 1), (None, 0)):
+            monkeypatch.setattr(fit, 'of_device', lambda device, limit=limit: limit)
             fit.check(cfg)
             assert capsys.readouterr().err.count('warning: ') == warned
-        monkeypatch.setattr(fit, 'of_device', lambda device: 0.9 * found.certain)
+        monkeypatch.setattr(fit, 'of_device', lambda device: 0.9 * memory.certain)
         with pytest.raises(WrongUsage):
             fit.check(cfg)
 
 
 def test_a_container_s_limit_is_the_machine_s_memory(tmp_path, monkeypatch):
-    whole = fit.of_device(jax.devices()[0]) * jax.local_device_count()
+    memory = fit.of_device(jax.devices()[0]) * jax.local_device_count()
     (tmp_path / 'max').write_text('max\n')
     (tmp_path / 'limit').write_text('800000000\n')
     monkeypatch.setattr(fit, 'CGROUPS', (str(tmp_path / 'max'),))
-    assert fit.of_device(jax.devices()[0]) * jax.local_device_count() >= whole - 8
+    assert fit.of_device(jax.devices()[0]) * jax.local_device_count() >= memory - 8
     monkeypatch.setattr(fit, 'CGROUPS', (str(tmp_path / 'max'), str(tmp_path / 'limit')))
     assert fit.of_device(jax.devices()[0]) == 800_000_000 // jax.local_device_count()

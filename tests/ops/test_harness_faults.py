@@ -22,7 +22,7 @@ from agentrl_jax.types import Episodes, EpisodeStop
 COUNT = 360
 
 
-def played(run, **settings):
+def play_episodes(run, **settings):
     env = HarnessEnvironment(
         run=f'harness_clients:{run}', num_items=5000, blames=('OverflowError',), **settings
     )
@@ -43,16 +43,16 @@ def played(run, **settings):
 
 @functools.cache
 def healthy():
-    out = played('two_turns')
+    out = play_episodes('two_turns')
     assert (out.episode_stop == EpisodeStop.TERMINATED).all()
     return out
 
 
-def left():
+def count_leftovers():
     """Count what harnesses may leave running: threads, sockets and processes."""
-    own = ('harness', 'request', 'world')
-    threads = sum(any(name in one.name for name in own) for one in threading.enumerate())
-    threads -= THREADS.free._value  # those of the endpoint wait for other requests
+    thread_names = ('harness', 'request', 'world')
+    threads = sum(any(name in one.name for name in thread_names) for one in threading.enumerate())
+    threads -= THREADS.free._value  # idle threads of the endpoint
     sockets = sum(path.is_socket() for path in pathlib.Path('/proc/self/fd').iterdir())
     listed = subprocess.run(['ps', 'axwwo', 'args'], capture_output=True, text=True, check=True)
     marks = ('left_by_deadly', 'harness.workers')
@@ -64,9 +64,9 @@ def left():
     ('run', 'workers'),
     [('faulty', 0), ('deadly', 8), ('faulty_messages', 0), ('deadly_responses', 8)],
 )
-def test_neighbours_of_faulty_harnesses_are_the_same_to_the_bit_and_nothing_is_left(run, workers):
-    alone, before = healthy(), left()
-    out = played(run, start_s=10.0, silent_s=10.0, workers=workers, blamed_reward=-1.0)
+def test_faulty_harnesses_do_not_change_their_neighbours_and_leave_nothing_running(run, workers):
+    alone, before = healthy(), count_leftovers()
+    out = play_episodes(run, start_s=10.0, silent_s=10.0, workers=workers, blamed_reward=-1.0)
     items = np.arange(COUNT)
     faulty = items % 10 == 0
     blamed = faulty & (clients.fault_of(items) == clients.BLAMED)
@@ -74,11 +74,11 @@ def test_neighbours_of_faulty_harnesses_are_the_same_to_the_bit_and_nothing_is_l
     assert blamed.sum() == 6 and (out.rewards[blamed].sum(1) == -1).all()
     assert out.action_mask[blamed].any(1).all()  # they train
     names = ('tokens', 'logprobs', 'turn', 'action_mask')
-    if run in ('faulty', 'deadly'):  # in other dialects a thought is not part of the text it counts
+    if run in ('faulty', 'deadly'):  # other dialects do not count thoughts as text
         names += ('rewards',)
     for name in names:
         one, other = getattr(out, name), getattr(alone, name)
         np.testing.assert_array_equal(one[~faulty], other[~faulty], err_msg=name)
     assert not endpoint('127.0.0.1', 0).episodes
     # sleeping harnesses notice that their episodes are over
-    until(lambda: (left() <= before).all())
+    until(lambda: (count_leftovers() <= before).all())

@@ -28,7 +28,7 @@ DEEP = functools.reduce(lambda inner, _: {'a': [inner]}, range(400), 'x')
 WRONG = [None, -1, float('nan'), 10**320, '\ud800', 'a\nb', [], {}, DEEP]
 
 
-def spoiled(good):
+def corruptions(good):
     """Yield wrong JSON values, then the good value with one part replaced by each of them."""
     yield from WRONG
     if isinstance(good, dict | list):
@@ -39,14 +39,14 @@ def spoiled(good):
                 yield changed
 
 
-def refused_or(read, *names):
+def read_or_reject(read, *names):
     """Return read(), or None if it raises a one-line ValueError that contains one of the names."""
     try:
         return read()
     except ValueError as error:
-        said = str(error)
-        assert any(name in said for name in names) and '\n' not in said, said
-        assert not isinstance(error, UnicodeError), said
+        message = str(error)
+        assert any(name in message for name in names) and '\n' not in message, message
+        assert not isinstance(error, UnicodeError), message
         return None
 
 
@@ -61,11 +61,11 @@ PAGE = document(
 
 def test_rollout_documents(tmp_path):
     path = tmp_path / 'page.json'
-    for value in (document(episode(turns=None)), *spoiled(PAGE)):
+    for value in (document(episode(turns=None)), *corruptions(PAGE)):
         path.write_text(json.dumps(value))
-        found = refused_or(lambda: documents.read(path), 'page.json')
-        if found is not None:
-            render_page(found).encode('utf-8')
+        page = read_or_reject(lambda: documents.read(path), 'page.json')
+        if page is not None:
+            render_page(page).encode('utf-8')
 
 
 CONFIG = {'seed': 0, 'steps': 1, 'algorithm': 'ppo', 'env': {'name': 'bandit'}}
@@ -98,10 +98,10 @@ def show(folder):
 def test_runs(tmp_path):
     write_run(tmp_path, **GOOD_RUN)
     show(tmp_path)
-    cases = [{name: value} for name, good in GOOD_RUN.items() for value in spoiled(good)]
+    cases = [{name: value} for name, good in GOOD_RUN.items() for value in corruptions(good)]
     for changes in cases:
         write_run(tmp_path, **GOOD_RUN | changes)
-        refused_or(lambda: show(tmp_path), 'a run')
+        read_or_reject(lambda: show(tmp_path), 'a run')
 
 
 RECORDS = [record('P\n', 'Up'), record('O\n', '<think>x</think>', 'P\n', 'Left')]
@@ -110,13 +110,13 @@ RECORDS = [record('P\n', 'Up'), record('O\n', '<think>x</think>', 'P\n', 'Left')
 @pytest.mark.parametrize('name', ['a.json', 'a.jsonl'])
 def test_trajectories(tmp_path, name):
     path = tmp_path / name
-    for value in (*spoiled(RECORDS), *([one] for one in spoiled(RECORDS[0]))):
+    for value in (*corruptions(RECORDS), *([one] for one in corruptions(RECORDS[0]))):
         lines = value if isinstance(value, list) and name == 'a.jsonl' else [value]
         path.write_text('\n'.join(map(json.dumps, lines)))
-        found = refused_or(lambda: trajectories.read_records(path), name)
-        if found:
+        records = read_or_reject(lambda: trajectories.read_records(path), name)
+        if records:
             trajectories.demonstrations_of(
-                found, tiny.tokenizer(), openings=('<think>',), max_tokens=10_000
+                records, tiny.tokenizer(), openings=('<think>',), max_tokens=10_000
             )
 
 
@@ -145,7 +145,7 @@ def test_a_damaged_log_of_replies_is_set_aside_by_a_run_and_rejected_by_a_replay
         assert aside.read_bytes() == written
 
 
-def test_a_whole_log_of_replies_is_cut_and_kept(tmp_path, capsys):
+def test_an_undamaged_log_of_replies_is_truncated_in_place(tmp_path, capsys):
     path = tmp_path / 'replies.jsonl'
     assert replies.cut(path, 0) is None
     rows = [LINE | {'step': step} for step in (0, 1, 2)]

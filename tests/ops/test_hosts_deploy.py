@@ -18,7 +18,7 @@ SLURM = ROOT / 'agentrl_jax' / 'envs' / 'hosts' / 'deploy' / 'worlds.slurm'
 TOKEN = 'a-token-that-is-long-enough'
 
 
-def test_a_task_serves_until_it_is_asked_to_end(tmp_path):
+def test_a_task_serves_until_it_is_terminated(tmp_path):
     """As in SLURM: the address file is written once the server is ready, and removed at its end."""
     (tmp_path / 'token').write_text(f'{TOKEN}\n')
     (tmp_path / 'bin').mkdir()

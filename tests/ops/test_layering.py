@@ -65,7 +65,7 @@ TREES = {module_name(path): ast.parse(path.read_text('utf-8')) for path in PACKA
 ALL = {(module, name) for module, tree in TREES.items() for name in imports(tree)}
 
 
-def test_units_import_what_they_may_and_core_names_no_extension():
+def test_units_import_only_allowed_units_and_core_names_no_extension():
     assert {unit(module) for module in TREES} - {'agentrl_jax', *COMMANDS} <= MAY_IMPORT.keys()
     foreign = {(unit(a), unit(b), a, b) for a, b in ALL if b.startswith('agentrl_jax.')}
     commands = {*MAY_IMPORT} - {'extras'}
@@ -79,8 +79,8 @@ def test_units_import_what_they_may_and_core_names_no_extension():
     ]
 
 
-def test_there_are_no_import_circles():
-    """Check units, and modules by their top-level imports, those for types included."""
+def test_imports_have_no_cycles():
+    """Check units, and modules by their top-level imports, including those under `if`."""
     tops = {}
     for module, tree in TREES.items():
         guarded = [node for top in tree.body if isinstance(top, ast.If) for node in top.body]

@@ -69,16 +69,14 @@ def test_a_second_training_is_rejected_until_the_first_is_killed(owner, tmp_path
     assert list(tmp_path.iterdir()) == [] and lock.owner(tmp_path) == ''
 
 
-def test_a_training_of_another_host_is_seen_by_its_signs_of_life(owner, tmp_path, shared_disk):
+def test_a_training_on_another_host_is_detected_by_its_heartbeat(owner, tmp_path, shared_disk):
     with pytest.raises(ValueError, match=f'process {owner.pid} '):
         lock.take(tmp_path, stale_s=20)
     assert lock.owner(tmp_path) == os.uname().nodename
 
 
 @pytest.mark.parametrize('text', [None, '', 'x', '{"pid": '])
-def test_a_lease_that_does_not_change_is_taken_over(
-    owner, tmp_path, shared_disk, monkeypatch, text
-):
+def test_a_stale_lease_gets_a_new_owner(owner, tmp_path, shared_disk, monkeypatch, text):
     """Independent of clocks: the count did not change while this host's clock advanced."""
     monkeypatch.setattr(time, 'time', lambda: 0.0)
     owner.kill()
@@ -89,8 +87,8 @@ def test_a_lease_that_does_not_change_is_taken_over(
     lock.take(tmp_path, stale_s=0.2).release()
 
 
-def test_an_owner_that_hung_and_was_replaced_ends(owner, tmp_path, shared_disk):
-    """A host that was suspended must not continue next to the one that took over."""
+def test_a_hung_owner_ends_after_it_was_replaced(owner, tmp_path, shared_disk):
+    """A suspended host must not continue while another host trains in its workdir."""
     errors = []
     owner.send_signal(signal.SIGSTOP)
     second = lock.take(tmp_path, stale_s=0.2, beat_s=0.02, lost=errors.append)
@@ -101,13 +99,13 @@ def test_an_owner_that_hung_and_was_replaced_ends(owner, tmp_path, shared_disk):
     path, other = tmp_path / lock.LEASE_FILE, tmp_path / 'other'
     theirs = json.dumps(json.loads(path.read_text()) | {'token': 'x', 'pid': 7})
 
-    def taken_over():  # again where a heartbeat was being written meanwhile
+    def replace_lease():  # repeated if a heartbeat overwrites it
         other.write_text(theirs)
         os.replace(other, path)
         time.sleep(0.1)
         return errors
 
-    until(taken_over)
+    until(replace_lease)
     assert 'was taken over by process 7 ' in errors[0]
     second.release()
     assert lock.read_lease(tmp_path)['pid'] == 7  # another owner's lease stays
@@ -130,15 +128,15 @@ def test_a_disk_that_fills_does_not_end_a_lease(tmp_path, monkeypatch):
     assert errors == []
 
 
-def test_training_holds_its_workdir_and_removes_one_that_stayed_empty(tmp_path):
-    for left in ([], ['kept']):
+def test_training_locks_its_workdir_and_removes_it_if_it_stayed_empty(tmp_path):
+    for names in ([], ['kept']):
         with (
             contextlib.suppress(KeyError),
             processes.exclusive_workdir(tmp_path / 'run') as workdir,
         ):
             assert lock.is_held(workdir) and lock.read_lease(workdir)['pid'] == os.getpid()
-            for name in left:
+            for name in names:
                 (workdir / name).touch()
             raise KeyError
-        assert workdir.exists() == bool(left)
+        assert workdir.exists() == bool(names)
     assert [path.name for path in workdir.iterdir()] == ['kept']

@@ -103,7 +103,7 @@ def variables_of(count: int) -> list[dict[str, str]]:
     return [shared | {'JAX_PROCESS_ID': str(index)} for index in range(count)]
 
 
-def launched(name: str, count: int) -> list[dict[str, str]]:
+def launcher_variables(name: str, count: int) -> list[dict[str, str]]:
     """Return the variables that srun or mpirun (OpenMPI 4) sets for `count` processes of a host."""
     if name == 'mpirun':
         indices = ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK')
@@ -141,29 +141,29 @@ def start(
     ]
 
 
-def wait_for_line(process: subprocess.Popen, wanted: str) -> None:
+def wait_for_line(process: subprocess.Popen, expected: str) -> None:
     """Wait until the process has printed the line; fail if it ends first."""
-    assert any(line.strip() == wanted for line in process.stdout)
+    assert any(line.strip() == expected for line in process.stdout)
 
 
 def finish(processes: list[subprocess.Popen], *, code: int) -> list[str]:
     """Return the output of each process; always kill the remaining ones."""
     deadline = time.monotonic() + 90
     try:
-        said = [p.communicate(timeout=deadline - time.monotonic())[0] for p in processes]
+        outputs = [p.communicate(timeout=deadline - time.monotonic())[0] for p in processes]
     finally:
         for process in processes:
             process.kill()
-    for process, text in zip(processes, said, strict=True):
+    for process, text in zip(processes, outputs, strict=True):
         assert process.returncode == code, text
-    return said
+    return outputs
 
 
 @pytest.fixture
 def joins(monkeypatch):
     """Return a function: environment -> the (address, count, index, method) that jax joins."""
 
-    def ask(variables: dict[str, str]) -> tuple | None:
+    def join(variables: dict[str, str]) -> tuple | None:
         joined = []
 
         def initialize(*place, cluster_detection_method=None, heartbeat_timeout_seconds, **_):
@@ -175,20 +175,20 @@ def joins(monkeypatch):
         runtime.initialize_distributed()
         return joined[0] if joined else None
 
-    return ask
+    return join
 
 
 @pytest.mark.parametrize(('launcher', 'method'), [('srun', 'slurm'), ('mpirun', 'ompi')])
-def test_processes_that_a_launcher_started_join(joins, launcher, method):
+def test_processes_started_by_a_launcher_join(joins, launcher, method):
     """Previously each process trained a separate run, and only the workdir's lock noticed."""
-    variables = launched(launcher, 8)[3]
+    variables = launcher_variables(launcher, 8)[3]
     assert joins(variables) == (None, 8, 3, method)
     assert joins(variables | {'JAX_NUM_PROCESSES': '1'}) is None
     assert joins(variables | {'JAX_COORDINATOR_ADDRESS': 'a:1'}) == ('a:1', 8, 3, None)
     assert joins(variables | {'JAX_COORDINATOR_ADDRESS': 'auto'}) == (None,)
     assert 'JAX_COORDINATOR_ADDRESS' not in os.environ  # jax would read "auto" as an address
-    given = {'JAX_NUM_PROCESSES': '2', 'JAX_PROCESS_ID': '1'}
-    assert joins(variables | {'JAX_COORDINATOR_ADDRESS': 'a:1'} | given) == ('a:1', 2, 1, None)
+    override = {'JAX_NUM_PROCESSES': '2', 'JAX_PROCESS_ID': '1'}
+    assert joins(variables | {'JAX_COORDINATOR_ADDRESS': 'a:1'} | override) == ('a:1', 2, 1, None)
 
 
 JOB = {'SLURM_JOB_ID': '4711', 'SLURM_NTASKS': '8', 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'}
@@ -207,25 +207,25 @@ ONE_OF_MPI = {'OMPI_COMM_WORLD_SIZE': '1', 'OMPI_COMM_WORLD_RANK': '0'}
     ],
     ids=['no cluster', 'salloc', 'batch script', 'a shell that is a step', 'mpirun -n 1'],
 )
-def test_a_process_without_others_waits_for_none(joins, variables):
+def test_a_single_process_does_not_wait_for_others(joins, variables):
     assert joins(variables) is None
 
 
-def test_incomplete_or_wrong_variables_are_refused(joins):
-    given, coordinator = {}, {'JAX_COORDINATOR_ADDRESS': 'localhost:1'}
+def test_incomplete_or_wrong_variables_are_rejected(joins):
+    variables, coordinator = {}, {'JAX_COORDINATOR_ADDRESS': 'localhost:1'}
     for more, field in (
         (coordinator, 'not set: JAX_NUM_PROCESSES, JAX_PROCESS_ID'),
         ({'JAX_PROCESS_ID': '2', 'JAX_NUM_PROCESSES': 'two'}, "JAX_NUM_PROCESSES='two'"),
         ({'JAX_NUM_PROCESSES': '2'}, 'JAX_PROCESS_ID=2'),
     ):
-        given |= more
+        variables |= more
         with pytest.raises(ValueError, match=field):
-            joins(given)
+            joins(variables)
 
 
-def test_a_launcher_that_does_not_tell_the_address_is_refused(joins):
+def test_a_launcher_that_does_not_provide_the_address_is_rejected(joins):
     """OpenMPI 5: its daemons are started by srun, so srun's variables are also set."""
-    variables = launched('mpirun', 8)[3] | JOB | STEP | {'SLURM_STEP_NUM_TASKS': '4'}
+    variables = launcher_variables('mpirun', 8)[3] | JOB | STEP | {'SLURM_STEP_NUM_TASKS': '4'}
     del variables['OMPI_MCA_orte_hnp_uri']
     with pytest.raises(ValueError, match='JAX_COORDINATOR_ADDRESS'):
         joins(variables)
@@ -235,17 +235,17 @@ def test_a_launcher_that_does_not_tell_the_address_is_refused(joins):
 
 @pytest.mark.soak
 @pytest.mark.parametrize('launcher', ['srun', 'mpirun'])
-def test_two_processes_find_each_other_by_the_variables_of_a_launcher(launcher, tmp_path):
-    said = finish(start(ADD_UP, tmp_path, joined=launched(launcher, 2)), code=0)
-    assert all(text.endswith('sum 3\n') for text in said), said
+def test_two_processes_connect_through_the_variables_of_a_launcher(launcher, tmp_path):
+    outputs = finish(start(ADD_UP, tmp_path, joined=launcher_variables(launcher, 2)), code=0)
+    assert all(text.endswith('sum 3\n') for text in outputs), outputs
 
 
 @pytest.mark.soak
-def test_processes_that_joined_and_have_several_workdirs_are_refused(tmp_path):
+def test_joined_processes_with_different_workdirs_are_rejected(tmp_path):
     """Previously srun -n2 bash -c '... --workdir=runs/$SLURM_PROCID' was two separate runs."""
-    own = [tmp_path / '0', tmp_path / '1']
+    workdirs = [tmp_path / '0', tmp_path / '1']
     program = f'runtime.PATIENCE_S = 1.0\n{ADD_UP}'
-    for text in finish(start(program, own, joined=launched('srun', 2)), code=1):
+    for text in finish(start(program, workdirs, joined=launcher_variables('srun', 2)), code=1):
         assert 'is not the same folder for all processes' in text
 
 
@@ -254,19 +254,19 @@ def test_two_processes_write_one_checkpoint_and_stop_at_the_same_step(tmp_path):
     processes = start(SAVE_RESUME_AND_STOP, tmp_path)
     wait_for_line(processes[1], '9')
     processes[1].send_signal(signal.SIGTERM)
-    said = finish(processes, code=runtime.EXIT_PREEMPTED)
+    outputs = finish(processes, code=runtime.EXIT_PREEMPTED)
     opened = checkpoint.open_checkpoints(tmp_path, keep=2)
     shapes = {'w': ((8, 4), np.float32), 'b': ((), np.int32)}
-    wanted = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
-    state, extra = checkpoint.restore(opened, wanted)
+    abstract = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
+    state, extra = checkpoint.restore(opened, abstract)
     checkpoint.close(opened)
     first, last = checkpoint.steps(opened.directory)
     assert first == 3 and last >= 9 and int(state['b']) == last and extra == {'processes': 2}
-    for index, text in enumerate(said):  # both processes stop, one got the signal
+    for index, text in enumerate(outputs):  # both processes stop, one got the signal
         assert text.endswith(f'stopped {last} {index == 1}\n')
 
 
-def ended_without(process: subprocess.Popen, *, within_s: float) -> str:
+def output_of_survivor(process: subprocess.Popen, *, within_s: float) -> str:
     """Return the survivor's output; it must end in time and with an error code."""
     try:
         text, _ = process.communicate(timeout=within_s)
@@ -277,31 +277,31 @@ def ended_without(process: subprocess.Popen, *, within_s: float) -> str:
 
 
 @pytest.mark.soak
-def test_two_others_are_refused_and_one_of_a_pair_ends_at_once_when_the_other_is_killed(tmp_path):
+def test_a_second_pair_is_rejected_and_a_process_ends_at_once_when_its_peer_is_killed(tmp_path):
     """The connection breaks, so the survivor need not wait for the heartbeat of 100 s."""
     first = start(TRAIN_ALONE, tmp_path)
     wait_for_line(first[1], 'trains')
     try:
-        refused = finish(start(TRAIN_ALONE, tmp_path), code=1)
+        rejected = finish(start(TRAIN_ALONE, tmp_path), code=1)
         first[1].kill()
-        text = ended_without(first[0], within_s=60)
+        text = output_of_survivor(first[0], within_s=60)
     finally:
         for process in first:
             process.kill()
             process.communicate()
-    assert f'is in use by another run (process {first[0].pid} on ' in refused[0]
-    assert 'is in use by another run, according to process 0' in refused[1]
+    assert f'is in use by another run (process {first[0].pid} on ' in rejected[0]
+    assert 'is in use by another run, according to process 0' in rejected[1]
     assert 'process 0 of 2 exits' in text and 'resume from the newest checkpoint' in text
 
 
 @pytest.mark.soak
-def test_the_others_end_within_the_heartbeat_when_one_is_silent(tmp_path):
+def test_the_other_process_ends_within_the_heartbeat_timeout_when_one_hangs(tmp_path):
     """A stopped process keeps its connections, so only the missing heartbeat reveals it."""
     processes = start(TRAIN_ALONE, tmp_path, AGENTRL_HEARTBEAT_S='5')
     wait_for_line(processes[0], 'trains')
     processes[0].send_signal(signal.SIGSTOP)
     try:
-        text = ended_without(processes[1], within_s=60)
+        text = output_of_survivor(processes[1], within_s=60)
     finally:
         processes[0].kill()
         processes[0].communicate()

@@ -23,7 +23,7 @@ from agentrl_jax.types import Demonstrations, FrozenParams
 NO_LIBTPU = importlib.util.find_spec('libtpu') is None
 
 
-def test_a_topology_is_a_kind_and_its_axes_and_others_are_refused():
+def test_a_topology_is_a_kind_with_axes_and_others_are_rejected():
     known = {'v5e:2x4': ('v5e', (2, 4)), 'v5p:2x2x1': ('v5p', (2, 2, 1)), 'cpu:8': ('cpu', (8,))}
     known |= {'tpu7x:2x2x1': ('tpu7x', (2, 2, 1))}
     known |= {'h100:8': ('h100', (8,)), 'a100:2x8': ('a100', (2, 8))}
@@ -60,14 +60,14 @@ def shapes(cfg):
     return programs.shapes(cfg, jax.devices())
 
 
-def assert_laid_out_alike(one, other):
+def assert_same_layout(one, other):
     assert (one.shape, one.dtype) == (other.shape, other.dtype)
     assert one.sharding.is_equivalent_to(other.sharding, other.ndim)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize('rank', [0, 4])
-def test_shapes_are_those_of_a_real_run(rank):
+def test_shapes_match_a_real_run(rank):
     cfg = micro_runs.config('frozen_lake', **MESH, **{'lora.rank': rank, 'loss.kl_coef': 0.1})
     shapes = programs.shapes(cfg, jax.devices())
     run = build(cfg)
@@ -75,20 +75,20 @@ def test_shapes_are_those_of_a_real_run(rank):
     base = run.params if rank else {}
     real = (state, FrozenParams(base, run_params.policy_of(state.params, {})))
     planned = (shapes.state, shapes.frozen)
-    jax.tree.map(assert_laid_out_alike, planned, real)
+    jax.tree.map(assert_same_layout, planned, real)
     device = jax.devices()[0]
-    held = sum(
+    expected = sum(
         part.data.nbytes
         for x in jax.tree.leaves(real)
         for part in x.addressable_shards
         if part.device == device
     )
-    assert programs.device_bytes(planned) == held
+    assert programs.device_bytes(planned) == expected
     policy = programs.device_bytes(run_params.policy_of(shapes.state.actor, shapes.frozen.model))
-    assert programs.beside('collect', shapes) == held - policy
+    assert programs.beside('collect', shapes) == expected - policy
 
 
-def test_the_update_of_a_plan_has_the_demonstrations_that_join_it():
+def test_a_planned_update_includes_its_demonstrations():
     changes = {'algorithm': 'agent_evol', 'evol.base_rows': 8, 'clone.episodes': 8, 'mesh.data': 4}
     cfg = micro_runs.config('frozen_lake', **changes)
     shapes = programs.shapes(cfg, jax.devices()[:4])
@@ -96,7 +96,7 @@ def test_the_update_of_a_plan_has_the_demonstrations_that_join_it():
     tokenizer = loading.build_tokenizer(read_config(cfg, None))
     run = types.SimpleNamespace(config=shapes.cfg, mesh=shapes.mesh, tokenizer=tokenizer)
     planned = shapes.learn[1][-1]
-    jax.tree.map(assert_laid_out_alike, planned, draw_base(run, rows, 0))
+    jax.tree.map(assert_same_layout, planned, draw_base(run, rows, 0))
     assert planned.tokens.shape == (8, cfg.rollout.max_tokens)
 
 
@@ -127,22 +127,22 @@ def test_knobs_are_sorted_and_the_saving_of_fsdp_is_exact(cfg, shapes):
         ),
     ],
 )
-def test_a_program_that_the_compiler_refuses_for_its_size_is_an_answer(message, used):
-    needed, refused = programs.out_of_memory('learn', message)
-    assert needed == used * 2**30 and refused
+def test_a_program_that_is_too_large_to_compile_is_a_valid_answer(message, used):
+    needed, reason = programs.out_of_memory('learn', message)
+    assert needed == used * 2**30 and reason
     sizes = dict.fromkeys(('beside', *programs.SIZES), 0) | {'temporaries': needed}
-    assert not plan.with_verdict(sizes | {'refused': refused}, hardware.TPU['v6e'])['fits']
+    assert not plan.with_verdict(sizes | {'refused': reason}, hardware.TPU['v6e'])['fits']
     with pytest.raises(ValueError, match='learn does not compile: UNIMPLEMENTED'):
         programs.out_of_memory('learn', 'UNIMPLEMENTED: sort')
 
 
-def test_two_depths_make_a_line():
-    def made(depth):
+def test_two_depths_extrapolate_linearly():
+    def figures(depth):
         known = {'refused': '', 'beside': 0, 'outputs': 5, 'shared': 5, 'code': 0}
-        made = {'arguments': 10 * depth, 'temporaries': 7 + 3 * depth, 'compile_seconds': 9.0}
-        return known | made
+        figures = {'arguments': 10 * depth, 'temporaries': 7 + 3 * depth, 'compile_seconds': 9.0}
+        return known | figures
 
-    line = plan.extrapolate([made(2), made(4)], (2, 4), 24)
+    line = plan.extrapolate([figures(2), figures(4)], (2, 4), 24)
     assert (line['arguments'], line['temporaries']) == (240, 79)
     assert programs.bytes_in_use(line) == 240 + 79 and line['compile_seconds'] == 18.0
     assert plan.layer_pair(['2', '4']) == (2, 4) and plan.layer_pair([]) == ()
@@ -151,44 +151,44 @@ def test_two_depths_make_a_line():
             plan.layer_pair(words)
 
 
-def check(made):
-    for row in made['programs'].values():
+def check(report):
+    for row in report['programs'].values():
         assert row['fits'] and 0 < row['device_bytes'] < 2**30
         assert row['arguments'] > 0 and row['compile_seconds'] > 0
-    assert made['programs']['learn']['arguments'] >= made['state_bytes']
-    assert json.loads(json.dumps(made)) == made
-    page = plan.text(made)
-    assert 'fits' in page and made['topology'] in page
+    assert report['programs']['learn']['arguments'] >= report['state_bytes']
+    assert json.loads(json.dumps(report)) == report
+    page = plan.text(report)
+    assert 'fits' in page and report['topology'] in page
 
 
 @pytest.mark.soak
 @pytest.mark.mesh
 def test_the_programs_compile_for_cpu_devices(cfg):
     cfg.env.eval_levels, cfg.eval.samples = 16, 4  # 64 concurrent episodes
-    made = plan.plan(cfg, 'cpu:8')
-    check(made)
+    report = plan.plan(cfg, 'cpu:8')
+    check(report)
     model = cfg.model
     entry = 2 * model.num_layers * model.num_kv_heads * model.hidden_size // model.num_heads
     # float32, 4 shards of rows; both devices of a shard hold the single key head
     more = 4 * entry * cfg.rollout.max_tokens * (64 - 16) // 4
-    assert made['validation_bytes'] - made['programs']['collect']['device_bytes'] == more
-    assert 'in validation, with a larger cache' in plan.text(made)
+    assert report['validation_bytes'] - report['programs']['collect']['device_bytes'] == more
+    assert 'in validation, with a larger cache' in plan.text(report)
 
 
 @pytest.mark.soak
 @pytest.mark.skipif(NO_LIBTPU, reason='libtpu is not installed (requirements/plan.txt)')
-def test_rollout_and_update_compile_for_a_tpu_slice_that_is_not_there(cfg):
-    made = plan.plan(cfg, 'v5e:2x4')
-    check(made)
-    assert made['devices'] == 8
-    assert made['usable_bytes'] == 15.75 * 2**30
+def test_rollout_and_update_compile_for_a_tpu_slice_that_is_not_present(cfg):
+    report = plan.plan(cfg, 'v5e:2x4')
+    check(report)
+    assert report['devices'] == 8
+    assert report['usable_bytes'] == 15.75 * 2**30
 
 
 @pytest.mark.parametrize(
     'topology, package, file',
     [('v5e:2x4', 'libtpu', 'plan.txt'), ('h100:8', gpus.PACKAGE, 'plan-gpu.txt')],
 )
-def test_without_a_compiler_the_error_names_what_to_install(topology, package, file):
+def test_without_a_compiler_the_error_names_the_requirements_file(topology, package, file):
     if importlib.util.find_spec(package):
         pytest.skip(f'{package} is installed')
     with pytest.raises(hardware.NotInstalled, match=f'requirements/{file}'):
@@ -202,8 +202,8 @@ def main(cfg, monkeypatch):
     def find(name):
         raise hardware.NotInstalled('pip install')
 
-    def call(topology, **given):
-        flags = {'model': '', 'layers': [], 'json': False} | given
+    def call(topology, **changes):
+        flags = {'model': '', 'layers': [], 'json': False} | changes
         values = types.SimpleNamespace(config=cfg, topology=topology, **flags)
         monkeypatch.setattr(plan.flags, 'FLAGS', values)
         with pytest.raises(SystemExit) as error:
@@ -215,29 +215,29 @@ def main(cfg, monkeypatch):
 
 
 @pytest.mark.parametrize('topology', ['h100:8', 'v5e:2x4'])
-def test_without_a_compiler_plan_says_whether_the_config_fits(topology, main, cfg, capsys):
+def test_without_a_compiler_plan_reports_whether_the_config_fits(topology, main, cfg, capsys):
     assert main(topology) == 2
-    said = capsys.readouterr().out
-    assert 'GiB per device: fits.' in said and 'Not compiled: pip install' in said
+    out = capsys.readouterr().out
+    assert 'GiB per device: fits.' in out and 'Not compiled: pip install' in out
     assert main(topology, json=True) == 2
-    made = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     usable = hardware.chip(topology.partition(':')[0]).usable
     for estimated, certain, words in (
         (usable, usable + 1, 'DOES NOT FIT: state'),
         (0.7 * usable, 0.5 * usable, 'may not fit: compiled programs'),
     ):
         sizes = {'estimated_bytes': estimated, 'certain_bytes': certain}
-        assert words in plan.paper_text(made | sizes)
+        assert words in plan.paper_text(report | sizes)
 
 
-def test_a_model_without_a_name_is_one_line_without_a_compiler_too(main, capsys):
+def test_an_unknown_model_is_a_one_line_error_without_a_compiler_too(main, capsys):
     """Previously it was a traceback of two errors."""
     assert main('v5e:2x4', model='Qwen2.5-9B') == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: model 'Qwen2.5-9B'") and said.count('\n') == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: model 'Qwen2.5-9B'") and err.count('\n') == 1
 
 
-def test_a_gpu_is_described_with_its_bandwidth_and_the_memory_that_jax_takes(monkeypatch):
+def test_a_gpu_is_described_with_its_bandwidth_and_the_memory_that_jax_uses(monkeypatch):
     monkeypatch.delenv(hardware.FRACTION, raising=False)
     assert hardware.chip('h200').usable == pytest.approx(0.75 * 151397597184)  # jax's default
     monkeypatch.setenv(hardware.FRACTION, '.9')

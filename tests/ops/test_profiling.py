@@ -33,7 +33,7 @@ def play(folder, *, first, last, steps=6):
                 double(jnp.float32(step)).block_until_ready()
 
 
-def test_the_steps_asked_for_are_one_trace_of_which_a_run_that_stops_early_keeps_its_own(tmp_path):
+def test_requested_steps_form_one_trace_and_a_run_that_stops_early_keeps_its_part(tmp_path):
     """A rollback continues in the same process, so a new trace must be able to start."""
     play(tmp_path / 'none', first=2, last=1)
     assert not list(tmp_path.iterdir())
@@ -44,7 +44,7 @@ def test_the_steps_asked_for_are_one_trace_of_which_a_run_that_stops_early_keeps
     assert len(list(tmp_path.glob('all/profile/plugins/profile/*/*.xplane.pb'))) == 1
 
 
-def test_the_trace_begins_once_programs_are_compiled_and_ends_with_the_run():
+def test_the_trace_starts_after_compilation_and_ends_with_the_run():
     cfg = base.get_config()
     assert recorder.WARM_UP_STEPS == 2
     cfg.steps, cfg.log.profile_steps = 20, 3
@@ -52,7 +52,7 @@ def test_the_trace_begins_once_programs_are_compiled_and_ends_with_the_run():
     assert recorder.last_traced(cfg, 10) == 14  # resumed at 10: 12, 13, 14
     assert recorder.last_traced(cfg, 16) == 19  # 18, 19; there is no step 20
     cfg.log.profile_steps = 0
-    assert recorder.last_traced(cfg, 0) == 1  # before step 2: none
+    assert recorder.last_traced(cfg, 0) == 1  # step 2 would be the first: no trace
 
 
 @pytest.fixture
@@ -75,12 +75,12 @@ def test_a_path_in_a_bucket_is_a_folder_of_its_mount(tmp_path, bucket):
     assert params.chosen(flags) == (str(tmp_path / 'gcs/bucket/run/best'), None)
     trajectories.write_records('gs://bucket/run/played.jsonl', [{'item_id': 'a_1'}])
     assert (bucket / 'run' / 'played.jsonl').read_text() == '{"item_id": "a_1"}\n'
-    kept_as_they_are = {'a': 'http://host:1', 'b': ('x', 2, None), 'c': ['gs'], 'd': {'e': 1.5}}
-    assert files.in_mounts(kept_as_they_are) == kept_as_they_are
+    unchanged = {'a': 'http://host:1', 'b': ('x', 2, None), 'c': ['gs'], 'd': {'e': 1.5}}
+    assert files.in_mounts(unchanged) == unchanged
     assert isinstance(files.in_mounts(('x',)), tuple)
 
 
-def test_compiled_programs_may_be_kept_in_a_bucket(tmp_path, bucket, monkeypatch, capsys):
+def test_compiled_programs_can_be_cached_in_a_bucket(tmp_path, bucket, monkeypatch, capsys):
     """Without further packages jax silently ignores a cache in gs:// and compiles again."""
     monkeypatch.setenv(command.PROGRAMS, 'gs://bucket/programs')
     command.prepare_jax()
@@ -94,7 +94,7 @@ def test_compiled_programs_may_be_kept_in_a_bucket(tmp_path, bucket, monkeypatch
     assert command.PROGRAMS not in os.environ
 
 
-def test_programs_of_large_models_are_kept_unless_a_folder_is_set(tmp_path, capsys):
+def test_programs_of_large_models_are_cached_unless_a_folder_is_set(tmp_path, capsys):
     names = 'jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs'
     before = {name: getattr(jax.config, name) for name in names}
     folder, large = tmp_path / 'programs', processes.KEEP_FROM
@@ -114,7 +114,7 @@ def test_programs_of_large_models_are_kept_unless_a_folder_is_set(tmp_path, caps
         compilation_cache.reset_cache()
 
 
-def test_a_bucket_that_is_not_mounted_is_refused(tmp_path, monkeypatch):
+def test_an_unmounted_bucket_is_rejected(tmp_path, monkeypatch):
     """Otherwise a run would be written to a disk that is deleted with its machine."""
     monkeypatch.setenv(files.BUCKETS, str(tmp_path))
     (tmp_path / 'plain').mkdir()  # a lost mount leaves an empty folder

@@ -17,10 +17,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def test_a_public_name_is_the_one_its_module_defines():
     for name in agentrl_jax.__all__:
         module = importlib.import_module(f'agentrl_jax.{agentrl_jax._MODULES[name]}')
-        found = getattr(agentrl_jax, name)
-        assert found is getattr(module, name), name
+        value = getattr(agentrl_jax, name)
+        assert value is getattr(module, name), name
         # The table has the module that defines a class or function, not one that re-exports it.
-        assert getattr(found, '__module__', module.__name__) == module.__name__, name
+        assert getattr(value, '__module__', module.__name__) == module.__name__, name
     with pytest.raises(AttributeError, match="'agentrl_jax' has no attribute 'colect'"):
         agentrl_jax.colect  # noqa: B018
     assert set(agentrl_jax.__all__) <= set(dir(agentrl_jax))

@@ -1,4 +1,4 @@
-"""How a run ends: by an alarm, by an error, and when nothing trains."""
+"""Runs end by an alarm, by an error, and when nothing trains."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_an_alarm_stops_a_run_or_warns(stop, code, steps, tmp_path, quick_runs, 
     assert checkpoint.steps(tmp_path / 'checkpoints')[-1] == min(steps, 7)
 
 
-def test_a_run_that_fails_waits_for_the_checkpoint_that_is_being_written(
+def test_a_failed_run_waits_for_the_checkpoint_that_is_being_written(
     tmp_path, quick_runs, monkeypatch
 ):
     waited = []
@@ -55,7 +55,7 @@ def test_a_run_that_fails_waits_for_the_checkpoint_that_is_being_written(
 @pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
 @pytest.mark.parametrize('patience, rows', [(5, 4), (2, 2)])
-def test_a_run_whose_every_update_is_skipped_ends_with_exit_code_1(
+def test_a_run_that_skips_every_update_ends_with_exit_code_1(
     patience, rows, tmp_path, capsys, monkeypatch
 ):
     """A loss beyond float32 is reported at the end of a short run, or by the alarm."""
@@ -64,18 +64,18 @@ def test_a_run_whose_every_update_is_skipped_ends_with_exit_code_1(
     changes = {'loss.entropy_coef': 3e38, 'log.rollouts_every': 0}
     cfg = micro_runs.config('frozen_lake', algorithm='grpo', **changes)
     assert train.train(cfg, str(tmp_path)) == 1
-    found = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
-    assert len(found) == rows and not (tmp_path / 'finished.json').exists()
-    for row in found[:2]:
+    metrics = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
+    assert len(metrics) == rows and not (tmp_path / 'finished.json').exists()
+    for row in metrics[:2]:
         assert row['update/applied'] == 0 and row['update/skipped'] == 2
         assert math.isnan(row['policy/grad_norm']) or math.isinf(row['policy/grad_norm'])
-    said = capsys.readouterr()
-    assert 'nothing was trained' in said.err + said.out or 'optimiser steps' in said.err + said.out
+    logs = capsys.readouterr()
+    assert 'nothing was trained' in logs.err + logs.out or 'optimiser steps' in logs.err + logs.out
 
 
 @pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
-def test_training_episodes_of_a_policy_that_is_not_finite_end_the_run(tmp_path, monkeypatch):
+def test_episodes_with_nonfinite_values_end_the_run(tmp_path, monkeypatch):
     """Its metrics would show a success of 0. The counts are logged, and no step is saved."""
     init = Qwen2.init
     monkeypatch.setattr(

@@ -34,15 +34,15 @@ def abstract_critic(policy, config):
 
 
 @pytest.mark.parametrize('sizes', [(4, 1, 1), (4, 2, 2), (0, 8, 1), (-1, -8, 1)])
-def test_a_mesh_that_does_not_use_all_devices_is_refused(sizes):
+def test_a_mesh_that_does_not_use_all_devices_is_rejected(sizes):
     with pytest.raises(ValueError, match='does not match the 8 available devices.*product 8'):
         sharding.make_mesh(*sizes)
 
 
 def test_shapes_of_numpy_arrays_have_the_dtype_of_the_device():
     """Previously plans warned about int64 on jax 0.11.2."""
-    whole = jax.sharding.NamedSharding(sharding.make_mesh(*CUBE), P())
-    shapes = sharding.with_layout((np.zeros(2, np.int64), jax.random.key(0)), whole)
+    replicated = jax.sharding.NamedSharding(sharding.make_mesh(*CUBE), P())
+    shapes = sharding.with_layout((np.zeros(2, np.int64), jax.random.key(0)), replicated)
     assert shapes[0].dtype == np.int32 and shapes[1].dtype == jax.random.key(0).dtype
 
 
@@ -61,7 +61,7 @@ def test_training_rules_by_hand():
         assert spec_of(layout, path) == spec
 
 
-def test_heads_that_the_tensor_axis_does_not_divide_are_whole():
+def test_heads_not_divisible_by_the_tensor_axis_are_not_split():
     """Previously halves of a head on two devices were permuted for each token; see test_runs."""
     mesh = sharding.make_mesh(*CUBE)
     rules = sharding.rollout_rules(mesh, num_heads=4, num_kv_heads=1)
@@ -75,7 +75,7 @@ def test_heads_that_the_tensor_axis_does_not_divide_are_whole():
 
 
 @pytest.mark.parametrize('sizes', [CUBE, (8, 1, 1), (1, 8, 1), (2, 1, 4)])
-def test_parameters_are_laid_out_as_xla_returns_them(sizes):
+def test_parameters_have_the_layout_that_xla_returns(sizes):
     """Previously specs named axes of size one, so updated parameters needed other programs."""
     layout = sharding.specs(
         TINY.abstract_params(), sharding.TRAIN_RULES, sharding.make_mesh(*sizes)
@@ -89,7 +89,7 @@ def test_parameters_are_laid_out_as_xla_returns_them(sizes):
         assert named == [axis for axis in after.sharding.spec if axis]
 
 
-def test_an_axis_that_does_not_divide_is_left_out():
+def test_an_axis_that_does_not_divide_is_omitted():
     # 6 rows over fsdp = 4 do not divide; 8 columns over tensor = 2 do.
     rules = ((r'kernel$', P('fsdp', 'tensor')),)
     layout = sharding.specs({'kernel': shape(6, 8)}, rules, sharding.make_mesh(1, 4, 2))
@@ -111,21 +111,21 @@ def test_every_parameter_of_policy_and_critic_has_a_rule(rules):
         assert len(jax.tree.leaves(sharding.specs(tree, rules, mesh))) == len(jax.tree.leaves(tree))
 
 
-def test_parameters_are_made_where_they_belong_with_the_values_of_one_device():
+def test_parameters_are_initialised_sharded_with_the_values_of_one_device():
     mesh = sharding.make_mesh(*CUBE)
 
     def init(key):
         return TINY.init(key)
 
     split = sharding.init_sharded(init, jax.random.key(0), sharding.TRAIN_RULES, mesh)
-    whole = jax.jit(init)(jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, whole, split)
-    layout = sharding.specs(whole, sharding.TRAIN_RULES, mesh)
-    placed = jax.tree.map(lambda x, at: x.sharding.is_equivalent_to(at, x.ndim), split, layout)
-    assert all(jax.tree.leaves(placed))
+    unsplit = jax.jit(init)(jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, unsplit, split)
+    layout = sharding.specs(unsplit, sharding.TRAIN_RULES, mesh)
+    same = jax.tree.map(lambda x, at: x.sharding.is_equivalent_to(at, x.ndim), split, layout)
+    assert all(jax.tree.leaves(same))
 
 
-def test_optimiser_moments_lie_as_their_parameters():
+def test_optimiser_moments_are_sharded_like_their_parameters():
     mesh, tx = sharding.make_mesh(*CUBE), optax.adamw(1e-3)
     params = TINY.abstract_params()
     make_state = functools.partial(updates.state, tx)
@@ -137,7 +137,7 @@ def test_optimiser_moments_lie_as_their_parameters():
     assert layout.step.spec == P() and layout.opt_state[0].count.spec == P()
 
 
-def test_an_empty_array_is_named_where_jaxlib_would_crash(monkeypatch):
+def test_an_empty_array_that_would_crash_jaxlib_is_named(monkeypatch):
     mesh, pool = sharding.make_mesh(*CUBE), {'maps': np.zeros((0, 4))}
     versions = ['0.11.2', '0.11.2', '0.10.2']
     monkeypatch.setattr(importlib.metadata, 'version', lambda name: versions.pop(0))

@@ -1,4 +1,4 @@
-"""Killing any process of a sweep neither loses a run nor trains it twice at the same time."""
+"""Killing any process of a sweep loses no run and trains none twice at the same time."""
 
 import contextlib
 import dataclasses
@@ -28,26 +28,26 @@ ENVIRONMENT = os.environ | {'PYTHONPATH': str(DRIVER.parent.parent), 'JAX_PLATFO
 def start(workdir, *, runs=1, jobs=1, retries=2, steps=5, step_s=0.02, fault=()):
     """Start a sweep in a separate process."""
     words = [sys.executable, DRIVER, workdir, runs, jobs, retries, steps, step_s, *fault]
-    with (workdir / f'sweep_{time.monotonic_ns()}.txt').open('wb') as said:
+    with (workdir / f'sweep_{time.monotonic_ns()}.txt').open('wb') as log:
         return subprocess.Popen(
-            list(map(str, words)), env=ENVIRONMENT, stdout=said, stderr=subprocess.STDOUT
+            list(map(str, words)), env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT
         )
 
 
 def run_here(workdir, *, runs=1, jobs=1, retries=2, steps=5, step_s=0.01, fault=()):
     """Run a sweep here; return (exit code, output, maximum number of concurrent runs)."""
     plan = fake_sweep.plan(workdir, runs, jobs, retries, steps, step_s, *map(str, fault))
-    said, most = io.StringIO(), 0
+    output, peak = io.StringIO(), 0
 
     class Watcher(Board):
         def show(self, statuses):
-            nonlocal most
-            most = max(most, sum(status.state == 'running' for status in statuses))
+            nonlocal peak
+            peak = max(peak, sum(status.state == 'running' for status in statuses))
             super().show(statuses)
 
-    with Watcher(said) as board:
+    with Watcher(output) as board:
         code = local.train_all(plan, board, poll_s=0.01, refresh_s=0.05)
-    return code, said.getvalue(), most
+    return code, output.getvalue(), peak
 
 
 def steps_of(folder):
@@ -77,7 +77,7 @@ def assert_all_done(workdir, runs, steps):
         )  # an orphan may be ending
 
 
-# ---- one sweep left alone ----------------------------------------------------------------------
+# ---- undisturbed sweeps ------------------------------------------------------------------------
 
 
 def test_a_sweep_trains_all_its_runs_and_does_nothing_the_second_time(tmp_path, monkeypatch):
@@ -85,8 +85,8 @@ def test_a_sweep_trains_all_its_runs_and_does_nothing_the_second_time(tmp_path, 
     clock, began = time.time, time.monotonic()
     jumps = iter([0.0, -86400.0, 86400.0])
     monkeypatch.setattr(sweep_status.time, 'time', lambda: clock() + next(jumps, -3600.0))
-    code, _, most = run_here(tmp_path, runs=3, jobs=2, step_s=0.03)
-    assert code == 0 and most == 2
+    code, _, peak = run_here(tmp_path, runs=3, jobs=2, step_s=0.03)
+    assert code == 0 and peak == 2
     assert_all_done(tmp_path, 3, 5)
     folders = [tmp_path / f'run-{i}' for i in range(3)]
     attempts = [attempt for x in folders for attempt in sweep_status.read_attempts(x)]
@@ -104,26 +104,26 @@ def test_a_sweep_trains_all_its_runs_and_does_nothing_the_second_time(tmp_path, 
         ('busy', 0, 0, ['preempted', 'done'], [0, 3], '1 runs: 1 done'),  # 75 is not a failure
     ],
 )
-def test_a_run_that_ends_early_goes_on_from_its_checkpoint_while_it_may(
+def test_a_run_that_ends_early_resumes_from_its_checkpoint_while_retries_remain(
     fault, retries, code, ends, firsts, words, tmp_path
 ):
-    found, said, _ = run_here(tmp_path, retries=retries, fault=(fault, 3))
-    assert found == code and outcomes(tmp_path / 'run-0') == ends and words in said
+    exit_code, output, _ = run_here(tmp_path, retries=retries, fault=(fault, 3))
+    assert exit_code == code and outcomes(tmp_path / 'run-0') == ends and words in output
     assert [first for _, first in starts_of(tmp_path / 'run-0')] == firsts
-    assert ('this went wrong' in said) == ('failed' in ends)
+    assert ('this went wrong' in output) == ('failed' in ends)
 
 
-def test_a_run_that_always_fails_is_given_up_and_the_others_are_trained(tmp_path):
+def test_a_run_that_always_fails_is_abandoned_and_the_rest_are_trained(tmp_path):
     """2 retries are 3 attempts; the same command makes 3 more attempts."""
     fake_sweep.plan(tmp_path, 1, 1, 2, 3, 0.01)
     (tmp_path / 'run-0' / 'saved').write_text('2')  # run-0 still has to train step 2
     (tmp_path / 'run-1').mkdir()
     (tmp_path / 'run-1' / 'saved').write_text('3')  # run-1 is past it
-    for tried in (3, 6):
-        code, said, _ = run_here(tmp_path, runs=2, retries=2, steps=4, fault=('always', 2))
-        assert code == 1 and 'given up' in said
-        assert outcomes(tmp_path / 'run-0') == ['failed'] * tried
-        assert f'failed ({tried} attempts)' in said
+    for attempts in (3, 6):
+        code, output, _ = run_here(tmp_path, runs=2, retries=2, steps=4, fault=('always', 2))
+        assert code == 1 and 'given up' in output
+        assert outcomes(tmp_path / 'run-0') == ['failed'] * attempts
+        assert f'failed ({attempts} attempts)' in output
     assert outcomes(tmp_path / 'run-1') == ['done']
 
 
@@ -138,7 +138,7 @@ def environments(tmp_path, names, slots=({},)):
     return [log.read_text().splitlines()[-1] for log in logs]
 
 
-def test_a_run_is_one_process_with_the_gpus_of_its_slot_and_the_programs_of_all(
+def test_a_run_is_one_process_with_the_gpus_of_its_slot_and_a_shared_program_cache(
     tmp_path, monkeypatch
 ):
     """Each process of srun -n8 may be a sweep. Previously every run recompiled all programs."""
@@ -146,8 +146,8 @@ def test_a_run_is_one_process_with_the_gpus_of_its_slot_and_the_programs_of_all(
     for name in (*processes.JOIN, *cache):
         monkeypatch.delenv(name, raising=False)
     slots = [{'CUDA_VISIBLE_DEVICES': '0,1'}, {'CUDA_VISIBLE_DEVICES': '2,3'}]
-    found = environments(tmp_path, ['CUDA_VISIBLE_DEVICES', 'JAX_NUM_PROCESSES', *cache], slots)
-    assert sorted(found) == [f'{gpus} 1 {tmp_path}/programs 0' for gpus in ('0,1', '2,3')]
+    values = environments(tmp_path, ['CUDA_VISIBLE_DEVICES', 'JAX_NUM_PROCESSES', *cache], slots)
+    assert sorted(values) == [f'{gpus} 1 {tmp_path}/programs 0' for gpus in ('0,1', '2,3')]
     monkeypatch.setenv(cache[0], 'mine')
     assert environments(tmp_path, cache) == ['mine 0']
 
@@ -155,7 +155,7 @@ def test_a_run_is_one_process_with_the_gpus_of_its_slot_and_the_programs_of_all(
 # ---- killed processes --------------------------------------------------------------------------
 
 
-def test_an_orphan_is_not_doubled_and_keeps_its_slot(tmp_path):
+def test_an_orphan_is_not_started_twice_and_keeps_its_slot(tmp_path):
     """After kill -9 of a sweep its child survives, and a second sweep waits for the child.
 
     With one job, nothing else is started while an orphan still uses the machine's memory.
@@ -166,8 +166,8 @@ def test_an_orphan_is_not_doubled_and_keeps_its_slot(tmp_path):
     first.kill()
     first.wait()
     assert sweep_status.is_locked(folder) and outcomes(folder) == [None]
-    code, said, _ = run_here(tmp_path, runs=2, steps=100, step_s=0)
-    assert code == 0 and 'run-0  running' in said
+    code, output, _ = run_here(tmp_path, runs=2, steps=100, step_s=0)
+    assert code == 0 and 'run-0  running' in output
     assert len(starts_of(folder)) == 1 and outcomes(folder) == [None]  # one start, done
     assert_all_done(tmp_path, 2, 100)
     (attempt,) = sweep_status.read_attempts(tmp_path / 'run-1')
@@ -190,14 +190,14 @@ def test_a_signal_is_passed_on_and_the_same_command_resumes(tmp_path, number):
 
 
 @pytest.mark.soak
-def test_kill_9_at_random_moments_loses_and_doubles_nothing(tmp_path):
+def test_kill_9_at_random_moments_loses_no_run_and_trains_none_twice(tmp_path):
     """Sweeps and trainings are killed in random order, often with two sweeps running."""
     rng, runs, steps, killed = random.Random(0), 5, 80, 0
     for number in range(5):
-        said = set(tmp_path.glob('sweep_*.txt'))
+        logs = set(tmp_path.glob('sweep_*.txt'))
         sweeps = [start(tmp_path, runs=runs, jobs=2, steps=steps) for _ in range(rng.randint(1, 2))]
-        if number != 2:  # kill one sweep during its start, the others while runs are training
-            until(lambda said=said: speaks(tmp_path, said))
+        if number != 2:  # kill one sweep during its start, the rest during training
+            until(lambda logs=logs: has_printed(tmp_path, logs))
         time.sleep(rng.uniform(0, 0.5))
         for _ in range(rng.randint(0, 2)):
             kill_one_training(tmp_path, rng)
@@ -210,7 +210,7 @@ def test_kill_9_at_random_moments_loses_and_doubles_nothing(tmp_path):
     assert_all_done(tmp_path, runs, steps)
 
 
-def speaks(workdir, before):
+def has_printed(workdir, before):
     """Return whether a new sweep has printed anything."""
     return any(path.stat().st_size for path in set(workdir.glob('sweep_*.txt')) - before)
 

@@ -57,8 +57,8 @@ def test_zip_and_chain_by_hand():
 @given(st.lists(st.integers(0, 4), max_size=4))
 def test_a_product_has_every_combination_once_in_order(lengths):
     sweeps = [h.sweep(f'f{i}', range(n)) for i, n in enumerate(lengths)]
-    found = [tuple(overrides.values()) for overrides in h.product(sweeps)]
-    assert found == list(itertools.product(*map(range, lengths)))
+    combinations = [tuple(overrides.values()) for overrides in h.product(sweeps)]
+    assert combinations == list(itertools.product(*map(range, lengths)))
 
 
 ADDED = """
@@ -74,14 +74,14 @@ def get_hyper(hyper):
 """
 
 
-def test_both_habits_of_writing_a_sweep_give_the_same_runs(tmp_path):
+def test_both_forms_of_a_sweep_file_give_the_same_runs(tmp_path):
     added, listed = (spec.load(write(tmp_path, text)) for text in (ADDED, LISTED))
     assert added[1] == {'loss.clip_high': 0.2, 'seed': 1} and len(added) == 4
     assert expand(*added) == expand(*listed)
 
 
 @pytest.mark.parametrize('text', ['def other(add): pass', 'def get_hyper(h): return None'])
-def test_a_file_that_lists_no_sweep_is_refused(tmp_path, text):
+def test_a_file_without_a_sweep_is_rejected(tmp_path, text):
     for path in (write(tmp_path, text), tmp_path / 'missing.py', tmp_path):
         with pytest.raises(ValueError, match=str(path)):
             spec.load(path)
@@ -90,14 +90,14 @@ def test_a_file_that_lists_no_sweep_is_refused(tmp_path, text):
 # ---- resolved configs --------------------------------------------------------------------------
 
 
-def test_overrides_are_held_as_the_config_holds_them():
+def test_overrides_have_the_types_of_the_config():
     (run,) = expand({'optim.lr': np.float32(0.5), 'loss.kl_coef': 1, 'seed': np.int64(3)})
     assert run.overrides == {'optim.lr': 0.5, 'loss.kl_coef': 1.0, 'seed': 3}
     assert [type(value) for value in run.overrides.values()] == [float, float, int]
     assert run.config['optim']['lr'] == 0.5 and run.steps == base.get_config().steps
-    whole = base.get_config()
-    whole.update_from_flattened_dict(run.overrides)
-    assert run.config == json.loads(effective(whole).to_json_best_effort())
+    full = base.get_config()
+    full.update_from_flattened_dict(run.overrides)
+    assert run.config == json.loads(effective(full).to_json_best_effort())
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,16 @@ def test_overrides_are_held_as_the_config_holds_them():
         ({'steps': 3, 'seed': 1}, 'steps'),
     ],
 )
-def test_an_impossible_run_is_refused_with_its_file_and_field(overrides, field):
+def test_an_invalid_run_is_rejected_with_its_file_and_field(overrides, field):
     with pytest.raises(ValueError, match=f's.py, run 2.*{field}'):
         expand({'seed': 5}, overrides, taken=['steps', 'agent.name'])
 
 
-def test_fields_that_follow_others_are_resolved():
+def test_fields_that_reference_others_are_resolved():
     cfg = ml_collections.ConfigDict({'rows': config_dict.FieldReference(4)})
     cfg.batch = cfg.get_ref('rows') * 16
-    resolved, held = spec.resolve(cfg.lock(), {'rows': 8}, 'here')
-    assert (resolved.batch, cfg.batch, held) == (128, 64, {'rows': 8})
+    resolved, values = spec.resolve(cfg.lock(), {'rows': 8}, 'here')
+    assert (resolved.batch, cfg.batch, values) == (128, 64, {'rows': 8})
 
 
 # ---- names -------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_a_name_is_the_overrides_and_the_hash_of_the_config():
     assert expand({'seed': 1, 'loss.clip_high': 0.28})[0].name[-10:] == run.name[-10:]
 
 
-def test_names_keep_what_differs_between_runs_and_leave_out_what_they_share():
+def test_names_keep_fields_that_differ_between_runs_and_omit_shared_fields():
     """Previously names were cut at 80 characters, before the fields that differ between runs."""
     shared = {f'group.shared_{number}': 'a' * 20 for number in range(9)}
     listed = [{'seed': 0, **shared, 'loss.coef': x, 'b.same': 1} for x in (0.1, 0.2)]
@@ -174,7 +174,7 @@ def test_a_sweep_keeps_the_folders_of_its_runs_when_their_names_change(tmp_path,
         max_size=3,
     )
 )
-def test_every_name_is_one_short_folder(listed):
+def test_every_name_is_a_short_folder_name(listed):
     for name in spec.run_names(listed, ['0' * 64] * len(listed)):
         assert re.fullmatch(r'[A-Za-z0-9._+=,-]+', name) and len(name) <= 91
 
@@ -212,13 +212,13 @@ def parse(config_file, words):
 
 @settings(max_examples=150, deadline=None)
 @given(st.fixed_dictionaries({}, optional=VALUES))
-def test_a_command_gives_the_values_back(tmp_path_factory, overrides):
+def test_a_command_reproduces_the_values(tmp_path_factory, overrides):
     """Negative numbers, tuples, booleans, empty and odd strings, also with shell quoting."""
     path = tmp_path_factory.getbasetemp() / 'small_config.py'
     if not path.exists():
         path.write_text(CONFIG)
-    resolved, held = spec.resolve(parse(path, []), overrides, 'here')
-    run = status.Run('name', held, {}, 1)
+    resolved, values = spec.resolve(parse(path, []), overrides, 'here')
+    run = status.Run('name', values, {}, 1)
     words = spec.command(run, 'c.py', 'runs/x', {})
     assert words[3:5] == ['--config=c.py', '--workdir=runs/x/name']
     parsed = parse(path, shlex.split(shlex.join(words))[5:])
@@ -243,7 +243,7 @@ def test_progress_by_hand():
 # ---- folders and launchers ---------------------------------------------------------------------
 
 
-def test_every_run_has_its_run_json_and_those_of_others_are_left_alone(tmp_path):
+def test_every_run_gets_a_run_json_and_other_runs_are_left_alone(tmp_path):
     runs = expand({'seed': 1}, {'seed': 2})
     root, others = sweep.prepare(f'{tmp_path}/w/', runs, 'c.py', {'steps': 3})
     assert root == tmp_path / 'w' and others == ''
@@ -261,33 +261,33 @@ def test_every_run_has_its_run_json_and_those_of_others_are_left_alone(tmp_path)
         sweep.prepare(str(tmp_path), expand({}), 'c.py', {})
 
 
-def test_gpus_are_shared_out():
+def test_gpus_are_divided_among_jobs():
     gpus = [slot['CUDA_VISIBLE_DEVICES'] for slot in sweep.slots(2, '0,1,4,5')]
     assert gpus == ['0,1', '4,5'] and sweep.slots(2, '') == [{}, {}]
 
 
-def test_runs_are_chosen_by_names_beginnings_and_values():
+def test_runs_are_selected_by_names_prefixes_and_values():
     algorithms, seeds = h.sweep('algorithm', ['ppo', 'grpo']), h.sweep('seed', [1, 10])
     runs = expand(*h.product([algorithms, seeds, h.sweep('optim.lr', [1e-3, 0.5])]))
 
-    def picked(*only):
+    def pick(*only):
         return [tuple(run.overrides.values()) for run in sweep.chosen(runs, only)]
 
-    every = picked()
-    assert len(every) == 8 and picked(runs[3].name) == [every[3]]
-    assert picked('algorithm=grpo') == [x for x in every if x[0] == 'grpo']
-    assert picked('seed=1') == [x for x in every if x[1] == 1]  # seed 10 does not match
-    assert picked('lr=1e-3,seed=10') == [x for x in every if x[1:] == (10, 1e-3)]
-    assert picked('optim.lr=0.500') == [x for x in every if x[2] == 0.5]
-    assert picked('algorithm=ppo,seed=1,') == [x for x in every if x[:2] == ('ppo', 1)]
-    assert picked('seed=1', 'seed=10', runs[0].name) == every  # each once, in the sweep's order
-    assert picked('env.think=true') == every
-    for nothing in ('seed=2', 'grpo', ''):
-        with pytest.raises(ValueError, match=f'--only={nothing} '):
-            sweep.chosen(runs, [nothing])
+    every = pick()
+    assert len(every) == 8 and pick(runs[3].name) == [every[3]]
+    assert pick('algorithm=grpo') == [x for x in every if x[0] == 'grpo']
+    assert pick('seed=1') == [x for x in every if x[1] == 1]  # seed 10 does not match
+    assert pick('lr=1e-3,seed=10') == [x for x in every if x[1:] == (10, 1e-3)]
+    assert pick('optim.lr=0.500') == [x for x in every if x[2] == 0.5]
+    assert pick('algorithm=ppo,seed=1,') == [x for x in every if x[:2] == ('ppo', 1)]
+    assert pick('seed=1', 'seed=10', runs[0].name) == every  # each once, in the sweep's order
+    assert pick('env.think=true') == every
+    for selector in ('seed=2', 'grpo', ''):
+        with pytest.raises(ValueError, match=f'--only={selector} '):
+            sweep.chosen(runs, [selector])
 
 
-def test_a_line_break_makes_no_second_command(capsys):
+def test_a_line_break_cannot_start_a_second_command(capsys):
     """A shell that reads line by line would run the second half as a separate command."""
     (run,), (plain,) = expand({'model.path': 'weights\ntouch gone'}), expand({'seed': 1})
     for broken, common in ((run, {}), (plain, {'model.path': 'a\rb'})):
@@ -307,7 +307,7 @@ time.sleep(240)
 """
 
 
-def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_path):
+def test_a_slurm_task_trains_its_run_and_is_requeued_when_stopped(tmp_path):
     """Run the script in bash, with a program that records its arguments and a fake scontrol."""
     runs = expand(*h.sweep('seed', range(3)))
     program = tmp_path / 'program.py'
@@ -318,18 +318,18 @@ def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_pat
     control = tmp_path / 'scontrol'
     control.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/requeued"\n')
     control.chmod(0o755)
-    said = tmp_path / 'said'
+    record = tmp_path / 'said'
     task = subprocess.Popen(
         ['bash', '-c', script],
         env=os.environ
-        | {'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SAID': str(said)}
+        | {'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SAID': str(record)}
         | {'SLURM_ARRAY_TASK_ID': '1', 'SLURM_ARRAY_JOB_ID': '77'},
     )
-    until(lambda: said.exists() and said.read_text())
+    until(lambda: record.exists() and record.read_text())
     task.terminate()
     assert task.wait(240) == 75
     chosen = ['--launcher=local', '--jobs=1', f'--only={runs[1].name}']
-    assert ast.literal_eval(said.read_text()) == [words[-1], *chosen]
+    assert ast.literal_eval(record.read_text()) == [words[-1], *chosen]
     assert (tmp_path / 'requeued').read_text() == 'requeue 77_1\n'
 
 
@@ -355,7 +355,7 @@ DEMO = ('--config=configs/demo.py', '--sweep=configs/sweeps/demo_algorithms.py')
 
 
 @pytest.mark.soak
-def test_print_gives_one_shell_line_a_run_writes_nothing_and_starts_no_backend(tmp_path):
+def test_print_gives_one_shell_line_per_run_without_files_or_a_backend(tmp_path):
     """A sweep that starts a backend other than CPU would take a TPU from its runs."""
     workdir = tmp_path / 'my runs'
     words = [*DEMO, f'--workdir={workdir}', '--launcher=print', '--config.steps=7']
@@ -372,8 +372,8 @@ def test_print_gives_one_shell_line_a_run_writes_nothing_and_starts_no_backend(t
     assert len(lines) == 15 and not workdir.exists()
     assert lines[4][:4] == [sys.executable, '-m', 'agentrl_jax.train', '--config=configs/demo.py']
     assert lines[4][4].startswith(f'--workdir={workdir}/algorithm=grpo,seed=1,')
-    own = ['algorithm=grpo', 'seed=1', 'loss.kl_coef=0.0', 'loss.aggregation=token_mean']
-    assert lines[4][5:] == [f'--config.{word}' for word in ['steps=7', *own]]
+    overrides = ['algorithm=grpo', 'seed=1', 'loss.kl_coef=0.0', 'loss.aggregation=token_mean']
+    assert lines[4][5:] == [f'--config.{word}' for word in ['steps=7', *overrides]]
 
 
 def test_slurm_writes_a_script_of_sweeps_of_one_run_and_submits_it(

@@ -46,16 +46,16 @@ def dry_runs(provider, folder):
     """Return the commands of every verb in a dry run, with its stderr after #."""
     bench = Bench(folder, re.sub('_(queued|one)$', '', provider))
     bench.environment |= PROVIDERS[provider]
-    said = ''
+    output = ''
     for verb in VERBS:
         process = subprocess.run(
             [SCRIPTS / verb, *words_of(verb)], env=bench.environment, capture_output=True, text=True
         )
         assert process.returncode == 0, process.stderr
-        said += f'$ tpu_scripts/{verb} {shlex.join(words_of(verb))}\n{process.stdout}'
-        said += ''.join(f'# {line}\n' for line in process.stderr.splitlines()) + '\n'
+        output += f'$ tpu_scripts/{verb} {shlex.join(words_of(verb))}\n{process.stdout}'
+        output += ''.join(f'# {line}\n' for line in process.stderr.splitlines()) + '\n'
     assert bench.calls() == [] and not (bench.folder / 'hosts').exists()  # nothing was run
-    return said
+    return output
 
 
 ON_GCE = {'TPU_PROVIDER': 'gce', **PROVIDERS['gce']}
@@ -76,20 +76,20 @@ ON_GCE = {'TPU_PROVIDER': 'gce', **PROVIDERS['gce']}
         (['sweep', 'python', 'x', '--workdir=~/x'], {}, 'is on the disks'),
     ],
 )
-def test_what_cannot_be_is_an_error_before_anything_is_rented(words, settings, message, tmp_path):
+def test_invalid_commands_are_errors_before_anything_is_rented(words, settings, message, tmp_path):
     bench = Bench(tmp_path / 'x', 'tpu_vm')
     bench.environment |= settings
     process = bench.start(words[0], 'demo', *(['--', *words[1:]] if words[1:] else []))
-    said, _ = process.communicate(timeout=100)
-    assert process.returncode in (1, 2) and message in said, said
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode in (1, 2) and message in output, output
     assert bench.calls() == []
 
 
 @pytest.mark.parametrize('provider', PROVIDERS)
-def test_a_dry_run_prints_the_commands_that_are_expected(provider, tmp_path):
-    said = dry_runs(provider, tmp_path / 'x')
-    assert said == (DRY_RUNS / f'{provider}.txt').read_text()
-    for line in said.splitlines():
+def test_a_dry_run_prints_the_expected_commands(provider, tmp_path):
+    output = dry_runs(provider, tmp_path / 'x')
+    assert output == (DRY_RUNS / f'{provider}.txt').read_text()
+    for line in output.splitlines():
         if line.startswith('gcloud '):
             gcloud_flags.parse(shlex.split(line)[1:])
 
@@ -99,9 +99,9 @@ def test_arguments_reach_the_hosts_unchanged(local):
     local.call('create', 'demo')
     local.call('setup', 'demo')
     show = 'import sys; print("|".join(w.encode().hex() for w in sys.argv[1:]))'
-    said = local.call('run', 'demo', '--', 'python', '-c', show, *NASTY)
+    output = local.call('run', 'demo', '--', 'python', '-c', show, *NASTY)
     expected = '|'.join(word.encode().hex() for word in NASTY)
-    assert sorted(line for line in said.splitlines() if '|' in line) == [
+    assert sorted(line for line in output.splitlines() if '|' in line) == [
         f'[{host}] {expected}' for host in range(2)
     ]
     # Compiled programs are cached where the next TPU finds them
@@ -110,7 +110,7 @@ def test_arguments_reach_the_hosts_unchanged(local):
     assert (local.buckets / 'my-bucket/runs/programs/program').exists()
 
 
-def test_a_login_that_has_expired_creates_nothing_and_delete_asks_first(tmp_path):
+def test_an_expired_login_creates_nothing_and_delete_needs_confirmation(tmp_path):
     bench = Bench(tmp_path / 'x', 'tpu_vm')
     bench.environment['LOGIN_ERROR'] = 'There was a problem refreshing your current auth tokens'
     bench.call('create', 'demo', code=1)
@@ -151,7 +151,7 @@ KINDS = {
 }
 
 
-def test_gcloud_errors_are_waited_for_only_where_waiting_can_heal():
+def test_only_temporary_gcloud_errors_are_retried():
     """Previously all errors were retried immediately and forever. The texts are real errors."""
     program = (
         f'ALLOWS=""; . {shlex.quote(str(SCRIPTS / "lib.sh"))}; '
@@ -171,67 +171,67 @@ def simulated(folder, life, creates='ok', **settings):
 
 
 @pytest.mark.soak
-def test_without_capacity_babysit_makes_at_most_ten_calls_an_hour(tmp_path):
+def test_babysit_calls_at_most_ten_times_an_hour_without_capacity(tmp_path):
     """Previously it made 91 calls in 6 seconds."""
     bench = simulated(tmp_path / 'x', 'none running exited0', 'STOCK_OUT ' * 120 + 'ok')
-    said = bench.call('babysit', 'demo', '--', 'true')
-    made = max(time for time, verb in bench.calls() if verb == 'create')
-    times = [time for time, _ in bench.calls() if time < made]
-    assert made < 24 * 3600 and len(times) >= 120  # and it keeps trying
+    output = bench.call('babysit', 'demo', '--', 'true')
+    created = max(time for time, verb in bench.calls() if verb == 'create')
+    times = [time for time, _ in bench.calls() if time < created]
+    assert created < 24 * 3600 and len(times) >= 120  # and it keeps trying
     assert max(sum(begin <= time < begin + 3600 for time in times) for begin in times) <= 10
-    assert 'There is no more capacity in the zone' in said
+    assert 'There is no more capacity in the zone' in output
     assert 'delete' not in bench.verbs()
 
 
-def test_what_waiting_cannot_heal_ends_babysit_with_the_message_of_gcloud(tmp_path):
+def test_permanent_errors_end_babysit_with_the_message_from_gcloud(tmp_path):
     bench = simulated(tmp_path / 'x', 'none', 'NO_QUOTA')
-    said = bench.call('babysit', 'demo', '--', 'true', code=1)
-    assert said.endswith(f'{NO_QUOTA}\n')
+    output = bench.call('babysit', 'demo', '--', 'true', code=1)
+    assert output.endswith(f'{NO_QUOTA}\n')
     assert bench.verbs() == ['describe', 'create']
 
 
 @pytest.mark.soak
-def test_hiccups_of_ssh_over_weeks_neither_end_babysit_nor_delete_a_tpu(tmp_path):
+def test_ssh_hiccups_over_weeks_do_not_end_babysit_or_delete_a_tpu(tmp_path):
     """Previously any four hiccups ended babysit; with --delete they also deleted the TPU."""
     day = 'running ' * 62 + 'deaf ' * 3 + 'exited1 '  # healthy for half an hour, then a failure
     bench = simulated(tmp_path / 'x', day * 3 + 'exited0')
-    said = bench.call('babysit', 'demo', '--', 'true')
-    assert said.count('failure 1:') == 3 and 'failure 2' not in said
+    output = bench.call('babysit', 'demo', '--', 'true')
+    assert output.count('failure 1:') == 3 and 'failure 2' not in output
     assert 'delete' not in bench.verbs()
 
 
 @pytest.mark.parametrize('life', ['deaf', pytest.param('running deaf', marks=pytest.mark.soak)])
-def test_a_tpu_that_is_ready_behind_a_firewall_is_never_deleted(life, tmp_path):
+def test_a_ready_tpu_that_a_firewall_blocks_is_never_deleted(life, tmp_path):
     """Previously it was deleted after TPU_GRACE, even if it was on-demand."""
     bench = simulated(tmp_path / 'x', life, TPU_WAIT_HOURS='10')
-    said = bench.call('babysit', 'demo', '--delete', '--', 'true', code=1)
-    assert ('error: demo has never answered' in said) == (life == 'deaf')
+    output = bench.call('babysit', 'demo', '--delete', '--', 'true', code=1)
+    assert ('error: demo has never answered' in output) == (life == 'deaf')
     assert 'delete' not in bench.verbs()
     assert bench.calls()[-1][0] >= (1800 if life == 'deaf' else 36000)
 
 
-def test_a_wrong_command_is_not_started_again(tmp_path):
+def test_a_wrong_command_is_not_restarted(tmp_path):
     """Previously it was restarted four times, "from the last checkpoint"."""
     bench = simulated(tmp_path / 'x', 'none exited2')
     assert 'again' not in bench.call('babysit', 'demo', '--', 'true', code=2)
 
 
-def test_a_preemption_while_it_compiles_is_followed_by_another_tpu(tmp_path):
+def test_a_tpu_preempted_during_compilation_is_replaced(tmp_path):
     life = 'none running preempted none deaf running exited0'
     bench = simulated(tmp_path / 'x', life, 'ok STOCK_OUT NO_QUOTA ok')
-    said = bench.call('babysit', 'demo', '--delete', '--', 'true')
-    assert said.count('demo was preempted') == 1 and said.count('could not be created') == 2
-    assert 'demo: done' in said and 'failure' not in said
+    output = bench.call('babysit', 'demo', '--delete', '--', 'true')
+    assert output.count('demo was preempted') == 1 and output.count('could not be created') == 2
+    assert 'demo: done' in output and 'failure' not in output
     changes = [verb for verb in bench.verbs() if verb in ('create', 'delete')]
     assert changes == ['create', 'delete', *['create'] * 3, 'delete']
 
 
 @pytest.mark.parametrize('provider', ['tpu_vm', 'gce_one'])
-def test_ssh_gets_the_flags_and_the_user_that_are_set(provider, tmp_path):
+def test_ssh_gets_the_configured_flags_and_user(provider, tmp_path):
     flags = {'TPU_SSH_FLAGS': '--tunnel-through-iap --internal-ip', 'TPU_SSH_USER': 'me'}
     bench = Bench(tmp_path / 'x', re.sub('_one$', '', provider), **PROVIDERS[provider] | flags)
-    said = bench.call('setup', 'demo', '--dry-run')
-    lines = [line for line in said.splitlines() if ' ssh ' in line or ' scp ' in line]
+    output = bench.call('setup', 'demo', '--dry-run')
+    lines = [line for line in output.splitlines() if ' ssh ' in line or ' scp ' in line]
     assert len(lines) >= 3
     for line in lines:
         assert flags['TPU_SSH_FLAGS'] in line and 'me@demo' in line
@@ -258,7 +258,7 @@ def wait_at(run, step):
 
 
 @pytest.mark.soak
-def test_a_run_in_a_relative_workdir_goes_on_after_a_preemption_and_a_signal(local):
+def test_a_run_in_a_relative_workdir_resumes_after_a_preemption_and_a_signal(local):
     """Previously every start deleted runs/ on the hosts, so a run always counted one start."""
     run = local.buckets / 'my-bucket' / 'runs' / 'x'
     run.mkdir(parents=True)
@@ -271,17 +271,17 @@ def test_a_run_in_a_relative_workdir_goes_on_after_a_preemption_and_a_signal(loc
     eventually(lambda: step(run, 0) == step(run, 1) == 20, while_runs=babysit)
     os.killpg(group(local, 1), signal.SIGTERM)
     wait_at(run, 30)
-    said = local.end(babysit)
+    output = local.end(babysit)
     assert step(run, 0) == step(run, 1) == 30
     for process in range(2):
         steps = [int(line) for line in (run / f'process{process}.starts').read_text().split()]
         # On a busy machine one host may end long before the other, which adds one start.
         assert len(steps) >= 3 and steps[:2] == [0, 10] and steps == sorted(steps)
-    assert 'demo was preempted' in said and 'again, from the last checkpoint' in said
+    assert 'demo was preempted' in output and 'again, from the last checkpoint' in output
 
 
 @pytest.mark.soak
-def test_runs_on_the_disks_of_hosts_outlive_sync_and_setup(local):
+def test_runs_on_the_disks_of_hosts_survive_sync_and_setup(local):
     local.environment |= {'TPU_BUCKET': '', 'TPU_HOSTS': '1'}
     local.call('create', 'demo')
     local.call('setup', 'demo')
@@ -298,12 +298,12 @@ def test_runs_on_the_disks_of_hosts_outlive_sync_and_setup(local):
 
 
 @pytest.mark.soak
-def test_babysit_takes_an_older_checkpoint_where_one_is_damaged_once(local):
+def test_babysit_falls_back_once_to_an_older_checkpoint_if_one_is_damaged(local):
     local.environment['TPU_FAILURES'] = '0'
     command = 'echo "fallback: $AGENTRL_FALLBACK"; exit 65'
-    said = local.call('babysit', 'demo', '--', 'bash', '-c', command, code=65)
-    assert '[1] fallback: \n' in said and '[1] fallback: 1\n' in said
-    assert said.count('launched;') == 2 and 'giving up after 1 failures' in said
+    output = local.call('babysit', 'demo', '--', 'bash', '-c', command, code=65)
+    assert '[1] fallback: \n' in output and '[1] fallback: 1\n' in output
+    assert output.count('launched;') == 2 and 'giving up after 1 failures' in output
 
 
 @pytest.mark.soak
@@ -312,8 +312,8 @@ def test_launch_logs_status_stop_and_unlock(local):
     local.call('setup', 'demo')
     assert '[0] none' in local.call('status', 'demo')
     local.call('launch', 'demo', '--', 'python', FAKE_TRAINING, 'gs://my-bucket/run', '900')
-    said = local.call('status', 'demo')
-    assert 'demo: ready' in said and '[0] running' in said and '[1] running' in said
+    output = local.call('status', 'demo')
+    assert 'demo: ready' in output and '[0] running' in output and '[1] running' in output
     assert 'a job is running' in local.call('launch', 'demo', '--', 'true', code=1)
     assert 'a job is running' in local.call('sync', 'demo', code=1)  # its files are in use
     run = local.buckets / 'my-bucket' / 'run'
@@ -349,8 +349,8 @@ def test_sync_replaces_the_code_of_the_hosts_and_nothing_else(local, tmp_path):
     (code / 'new folder').mkdir()
     (code / 'new folder/a.py').touch()
     (code / '.synced').write_text('another')
-    kept = sorted(name for name in names if (code / name).exists())
-    (code / '.code').write_text(''.join(f'{name}\0' for name in kept))
+    remaining = sorted(name for name in names if (code / name).exists())
+    (code / '.code').write_text(''.join(f'{name}\0' for name in remaining))
     with tarfile.open(tmp_path / 'other.tar.gz', 'w:gz') as archive:
         archive.add(code, '.')
 
@@ -363,14 +363,14 @@ def test_sync_replaces_the_code_of_the_hosts_and_nothing_else(local, tmp_path):
     compiled.touch()
     local.call('sync', 'demo', f'--archive={tmp_path / "other.tar.gz"}')
     files = {str(path.relative_to(tree)) for path in tree.rglob('*') if not path.is_dir()}
-    assert files == {*kept, *ours, '.code', '.synced'}
+    assert files == {*remaining, *ours, '.code', '.synced'}
     assert not (tree / 'experiments/algorithms').exists()  # no empty folders
     assert all((tree / name).read_text() == 'mine' for name in ours)
     assert (tree / 'agentrl_jax/train.py').read_text() == 'changed'
 
 
 @pytest.mark.soak
-def test_a_share_of_a_sweep_is_trained_run_by_run(local):
+def test_a_share_of_a_sweep_is_trained_one_run_at_a_time(local):
     """Runs 1, 3 and 5 of 5: the first is killed, the second is done, the third is still trained."""
     code = {1: 137}
     lines = [
@@ -380,8 +380,8 @@ def test_a_share_of_a_sweep_is_trained_run_by_run(local):
     lines[2] = '# run 3 is done'
     listing = f"printf '%s\\n' {shlex.join(lines)} #"
     local.environment['TPU_FAILURES'] = '0'
-    said = local.call('sweep', 'demo', '--share=1/2', '--', 'bash', '-c', listing, code=1)
-    assert '2 runs, 1 failed' in said and '[0] run 1' in said
+    output = local.call('sweep', 'demo', '--share=1/2', '--', 'bash', '-c', listing, code=1)
+    assert '2 runs, 1 failed' in output and '[0] run 1' in output
     log = (local.folder / 'hosts/demo/0/agentrl_job/log').read_text()
     assert log.split('\n')[:2] == ['run 1', 'run 5']
 

@@ -1,6 +1,7 @@
-"""benchmarks.peers.tunix with both sides: the same weights, tokens and turns. No time is asserted.
+"""benchmarks.peers.tunix: both sides have the same weights, tokens and turns; times are not tested.
 
-`make bench-tunix` installs Tunix (requirements/tunix.txt) and runs this file; without it it skips.
+`make bench-tunix` installs Tunix (requirements/tunix.txt) and runs this file. Without Tunix it is
+skipped.
 """
 
 import jax
@@ -25,25 +26,25 @@ def any_rank():
 
 def test_both_decode_the_same_greedy_tokens():
     config = common.model_config(128, **SHAPE)
-    found = tunix.compare_decode(
+    result = tunix.compare_decode(
         common.init_params(config), config, batch=2, prompt=4, new=6, repeats=1, modes=('greedy',)
     )
-    assert found['greedy']['same_tokens'] == 1.0
+    assert result['greedy']['same_tokens'] == 1.0
 
 
 def test_both_updates_have_the_same_gradient():
     config = common.model_config(128, **SHAPE)
-    found = tunix.compare_update(
+    result = tunix.compare_update(
         common.init_params(config), config, batch=4, prompt=4, new=4, repeats=1
     )
-    assert found['gradient_difference'] < 1e-4
+    assert result['gradient_difference'] < 1e-4
 
 
-def test_its_learner_plays_the_same_turns_with_the_same_number_of_tokens():
-    found = tunix.compare_turns(
+def test_both_play_the_same_number_of_turns_and_tokens():
+    result = tunix.compare_turns(
         common.model_config(1408, **SHAPE), episodes=8, turns=2, new=3, repeats=1
     )
-    assert found['turns'] == 8 * 2
-    assert found['tunix_tokens'] == found['tokens']
-    assert len(found['rows']) == 4
-    assert 'step with update' in tunix.show({'shapes': {}, 'turns': found})
+    assert result['turns'] == 8 * 2
+    assert result['tunix_tokens'] == result['tokens']
+    assert len(result['rows']) == 4
+    assert 'step with update' in tunix.show({'shapes': {}, 'turns': result})

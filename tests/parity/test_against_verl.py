@@ -1,7 +1,7 @@
-"""Our advantages and losses beside verl's own functions, run on the same numbers.
+"""Advantages and losses compared with verl's functions on the same inputs.
 
-`make test-reference` installs verl (requirements/reference.txt) and runs this file; without verl it
-is skipped. Where verl is known to differ, the test says how and compares what must agree.
+`make test-reference` installs verl (requirements/reference.txt) and runs this file; without verl
+it is skipped. Tests describe known differences and compare the rest.
 """
 
 import functools
@@ -28,7 +28,7 @@ from agentrl_jax.rl.recursions import token_rewards
 with warnings.catch_warnings():
     warnings.simplefilter('ignore')
     core = pytest.importorskip('verl.trainer.ppo.core_algos', reason='make test-reference runs it')
-import torch  # noqa: E402 (verl brings it)
+import torch  # noqa: E402 (a dependency of verl)
 from verl.workers.config import ActorConfig  # noqa: E402
 
 ROWS, GROUP = 8, 4
@@ -46,7 +46,7 @@ def tensor(x):
 
 @functools.cache
 def rollout_of(seed, gaps=True):
-    """Random episodes of up to three turns; without gaps of one observation and one answer."""
+    """Return random episodes of up to three turns; without gaps: one observation, one answer."""
     return toy.random_rollout(seed, rows=ROWS, turns=3 if gaps else 1, length=20)
 
 
@@ -57,7 +57,7 @@ def batch_of(how, seed, gaps=True):
 
 
 def episode_rewards(rollout):
-    """[B, T] with the whole return on the last action token, as verl's reward managers put it."""
+    """Return [B, T] with the full return on the last action token, as in verl's reward managers."""
     return tensor(token_rewards(rollout, rollout.action_mask, reward_on='episode'))
 
 
@@ -100,7 +100,7 @@ def test_gae_steps_over_observations(seed, gaps):
 
 @pytest.mark.parametrize('seed', SEEDS)
 def test_reinforce_plus_plus_over_one_turn(seed):
-    """Over several turns verl's running return is set to 0 at every observation: not compared."""
+    """Several turns are not compared: verl resets the running return at every observation."""
     rollout, _, batch = batch_of(ReinforcePP(gamma=0.95, reward_on='episode'), seed, False)
     rewards = episode_rewards(rollout)
     theirs, _ = core.compute_reinforce_plus_plus_outcome_advantage(

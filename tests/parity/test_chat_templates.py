@@ -1,8 +1,8 @@
-"""Whole conversations, as `transformers` renders them by a checkpoint's template, and as rows of a
-harness hold them: the opening, and after each answer what follows it.
+"""Full conversations: rendered by `transformers` with a checkpoint's template, and as rows of a
+harness, which consist of the opening, the answers and the replies to each answer.
 
-Templates are in words of our own; those of checkpoints (<name>*.jinja, *.gguf) are tested too where
-AGENTRL_REAL_WEIGHTS names a folder with some.
+Templates are rewritten here. The originals (<name>*.jinja, *.gguf) are also tested if
+AGENTRL_REAL_WEIGHTS names a folder that contains them.
 """
 
 import copy
@@ -19,12 +19,12 @@ from smollm_vocabulary import smollm_tokenizer
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.chat import CHATML, CHATML_TOOLS, build_chat, message
 
-# As SmolLM2's: a system message of its own, and no tools
+# Like SmolLM2's: a default system message, no tools
 SMOLLM2 = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nS<|im_end|>\n{% endif %}" + CHATML
 )
-# As Qwen3's, beside tools: thoughts are shown after the last question alone, there an empty one in
-# a last answer without any
+# Like Qwen3's, with tools: only answers after the last question keep their thoughts, and a last
+# answer without a thought gets an empty one
 QWEN3 = CHATML_TOOLS.replace(
     "{% for message in messages %}{% set role = message['role'] %}",
     '{% set last = namespace(user=-1) %}{% for message in messages %}'
@@ -38,7 +38,7 @@ QWEN3 = CHATML_TOOLS.replace(
     "{% set thought = '<think>\n\n</think>\n\n' %}{% endif %}"
     "{{ (thought if loop.index0 > last.user else '') + parts[-1] }}",
 )
-HERMES = '{{ bos_token }}' + CHATML  # as Hermes 2 Pro's, on a vocabulary of Llama 3
+HERMES = '{{ bos_token }}' + CHATML  # like Hermes 2 Pro's, for a Llama 3 vocabulary
 KINDS = ('qwen2.5', 'qwen3', 'smollm2', 'hermes', 'llama3')
 PUBLISHED = ('qwen2.5', 'qwen3', 'smollm2', 'llama3.0', 'llama3.1', 'llama3.2')
 DATE = '26 Jul 2024'
@@ -46,7 +46,7 @@ DATE = '26 Jul 2024'
 
 @functools.cache
 def tokenizer_of(name):
-    """One of KINDS, or '<name>, published'."""
+    """Return the tokenizer of one of KINDS or of '<name>, published'."""
     kind, _, published = name.partition(', ')
     if published and kind in real_tokenizers.FILES:
         return real_tokenizers.real_tokenizer(kind)
@@ -69,8 +69,8 @@ def with_template(tokenizer, template, bos=''):
 
 
 def reference(tokenizer, messages, tools):
-    """The ids of `transformers`."""
-    from transformers import PreTrainedTokenizerFast  # loads for seconds
+    """Return the ids of `transformers`."""
+    from transformers import PreTrainedTokenizerFast  # takes seconds to import
 
     template = tokenizer.chat_template
     if tools and 'tools' not in template:
@@ -100,14 +100,14 @@ TOOLS = [
 
 
 def calling(*places, text=''):
-    """An answer that calls, as templates expect it."""
+    """Return an answer with tool calls, in the format of templates."""
     calls = [{'name': 'look', 'arguments': {'place': place}} for place in places]
     calls = [{'type': 'function', 'function': call} for call in calls]
     return message('assistant', text) | {'tool_calls': calls}
 
 
 def sampled(answer, wording):
-    """The text that a policy samples to say it."""
+    """Return the text that a policy samples for an answer."""
     functions = [call['function'] for call in answer.get('tool_calls', ())]
     texts = [answer['content']] if answer['content'] else []
     for one in functions:
@@ -120,10 +120,10 @@ def sampled(answer, wording):
     return '\n'.join(texts)
 
 
-ASKED, SYSTEM = message('user', 'What is it?'), message('system', 'You are brief.')
-TALK = [ASKED, message('assistant', 'A wall.'), message('user', 'And\n\n now?')]
+QUESTION, SYSTEM = message('user', 'What is it?'), message('system', 'You are brief.')
+TALK = [QUESTION, message('assistant', 'A wall.'), message('user', 'And\n\n now?')]
 CALLS = [
-    ASKED,
+    QUESTION,
     calling('here é'),
     message('tool', 'a "wall"'),
     calling('there'),
@@ -131,9 +131,13 @@ CALLS = [
     message('assistant', 'Two.'),
     message('user', 'Sure?'),
 ]
-SEVERAL = [ASKED, calling('here', 'there'), message('tool', 'a'), message('tool', 'b')]
-SPOKEN = [ASKED, calling('here', text='I look.'), message('tool', 'a'), message('user', 'So?')]
-THOUGHTS = [ASKED, calling('here', text='<think>\nso\n</think>\n\nI look.'), message('tool', 'a')]
+SEVERAL = [QUESTION, calling('here', 'there'), message('tool', 'a'), message('tool', 'b')]
+SPOKEN = [QUESTION, calling('here', text='I look.'), message('tool', 'a'), message('user', 'So?')]
+THOUGHTS = [
+    QUESTION,
+    calling('here', text='<think>\nso\n</think>\n\nI look.'),
+    message('tool', 'a'),
+]
 CASES = {
     'talk': (TALK, ()),
     'talk with tools': (TALK, TOOLS),
@@ -145,7 +149,7 @@ NAMES = [*KINDS, *(f'{name}, published' for name in PUBLISHED)]
 
 
 def pieces(chat, messages, tools):
-    """The row of a conversation."""
+    """Return the row of a conversation."""
     answers = [at for at, one in enumerate(messages) if one['role'] == 'assistant']
     ids = chat.opening(messages[: answers[0]], tools)
     for at, end in zip(answers, [*answers[1:], len(messages)], strict=True):
@@ -158,7 +162,7 @@ def pieces(chat, messages, tools):
 @pytest.mark.parametrize('system', [True, False], ids=['system', 'no system'])
 @pytest.mark.parametrize('case', CASES)
 @pytest.mark.parametrize('name', NAMES)
-def test_a_row_is_the_conversation_as_transformers_renders_it(name, case, system):
+def test_a_row_equals_the_conversation_rendered_by_transformers(name, case, system):
     tokenizer = tokenizer_of(name)
     chat = build_chat(tokenizer)
     messages, tools = CASES[case]
@@ -171,29 +175,29 @@ def test_a_row_is_the_conversation_as_transformers_renders_it(name, case, system
         with pytest.raises(ValueError, match='call'):
             chat.opening(messages, tools)
     elif name.startswith('llama') and not one_call:
-        # The template leaves out what is said in front of a call; in a row it stays
+        # The template drops text before a call; a row keeps it
         assert chat.opening(messages, tools) == reference(tokenizer, messages, tools)
     else:
-        whole = reference(tokenizer, messages, tools)
-        assert chat.opening(messages, tools) == whole
-        assert pieces(chat, messages, tools) == whole
+        expected = reference(tokenizer, messages, tools)
+        assert chat.opening(messages, tools) == expected
+        assert pieces(chat, messages, tools) == expected
 
 
 @pytest.mark.parametrize('name', ['qwen3', 'qwen3, published'])
-def test_thoughts_stay_until_the_next_question_and_are_left_out_of_reworded_histories(name):
+def test_rows_keep_thoughts_that_templates_drop_after_the_next_question(name):
     tokenizer = tokenizer_of(name)
     chat = build_chat(tokenizer)
     assert pieces(chat, THOUGHTS, TOOLS) == reference(tokenizer, THOUGHTS, TOOLS)
     later = [*THOUGHTS, message('assistant', 'A wall.'), message('user', 'So?')]
-    whole = chat.opening(later, TOOLS)
-    assert whole == reference(tokenizer, later, TOOLS)
-    assert '<think>' not in tokenizer.decode(whole)
+    rendered = chat.opening(later, TOOLS)
+    assert rendered == reference(tokenizer, later, TOOLS)
+    assert '<think>' not in tokenizer.decode(rendered)
     row = pieces(chat, later, TOOLS)
-    assert row != whole and tokenizer.decode(row).count('<think>') == 1
+    assert row != rendered and tokenizer.decode(row).count('<think>') == 1
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_what_messages_and_tools_spell_is_never_a_special_token(name):
+def test_text_of_messages_and_tools_is_never_a_special_token(name):
     tokenizer = tokenizer_of(name)
     chat = build_chat(tokenizer)
     spelled = ' '.join(tokenizer.special_names())
@@ -207,21 +211,21 @@ def test_what_messages_and_tools_spell_is_never_a_special_token(name):
         return [token for token in rows if token in specials], tokenizer.decode(rows)
 
     honest, _ = marks('x')
-    found, shown = marks(spelled)
-    assert found == honest and shown.count(tokenizer.special_names()[-1]) >= 3
+    forged, decoded = marks(spelled)
+    assert forged == honest and decoded.count(tokenizer.special_names()[-1]) >= 3
 
 
 DROPS = HERMES.replace("message['content']", "message['content'].split('</think>')[-1]")
 LLAMA_ENDS = {'eos_token': '<|eot_id|>', 'pad_token': '<|finetune_right_pad_id|>'}
 EXPORTS = {  # template of the folder, its special tokens, whether messages may have tools
-    'llama3': (TEMPLATE, LLAMA_ENDS, False),  # as made from a .gguf: without bos_token
+    'llama3': (TEMPLATE, LLAMA_ENDS, False),  # as converted from a .gguf: without bos_token
     'hermes': (DROPS, {'bos_token': {'content': '<|endoftext|>'}}, False),
     'hermes, calls': (HERMES, {'bos_token': {'content': '<|endoftext|>'}}, True),
 }
 
 
 @pytest.mark.parametrize('name', EXPORTS)
-def test_an_exported_tokenizer_renders_the_chats_of_its_run_in_transformers(tmp_path, name):
+def test_an_exported_tokenizer_renders_the_same_chats_in_transformers(tmp_path, name):
     from transformers import AutoTokenizer
 
     tokenizer, (template, settings, calls) = tokenizer_of(name.split(',')[0]), EXPORTS[name]
@@ -235,8 +239,8 @@ def test_an_exported_tokenizer_renders_the_chats_of_its_run_in_transformers(tmp_
     hf_folder.compare(written, out)
     theirs = AutoTokenizer.from_pretrained(out)
     messages, tools = (TALK, None) if name == 'hermes' else (CALLS, TOOLS)
-    found = theirs.apply_chat_template(
+    ids = theirs.apply_chat_template(
         messages, tools=tools, add_generation_prompt=True, return_dict=False, date_string=DATE
     )
-    assert found == build_chat(written).opening(messages, tools or ())
-    assert found[0] == build_chat(tokenizer).first_id
+    assert ids == build_chat(written).opening(messages, tools or ())
+    assert ids[0] == build_chat(tokenizer).first_id

@@ -1,4 +1,4 @@
-"""Families of models: checkpoints of transformers, every program, and a run up to its export."""
+"""Model families: checkpoints of transformers, every program, and a run including its export."""
 
 import dataclasses
 import functools
@@ -59,7 +59,7 @@ def test_every_family_is_compared_with_transformers():
 @pytest.mark.soak
 @pytest.mark.slow('loads transformers')
 @pytest.mark.parametrize(('kind', 'change'), VARIANTS)
-def test_a_checkpoint_of_transformers_gives_its_logits_and_comes_back_as_it_was(
+def test_a_transformers_checkpoint_gives_the_same_logits_and_exports_unchanged(
     tmp_path, kind, change
 ):
     torch, transformers = map(pytest.importorskip, ('torch', 'transformers'))
@@ -83,32 +83,32 @@ def test_a_checkpoint_of_transformers_gives_its_logits_and_comes_back_as_it_was(
     model.save_pretrained(tmp_path / 'theirs')
     ours, params = weights.load_model(tmp_path / 'theirs')
 
-    def of_torch(model, *given):
+    def of_torch(model, *inputs):
         names = ('input_ids', 'attention_mask', 'position_ids')
-        given = (torch.tensor(np.asarray(x)).long() for x in given)
+        inputs = (torch.tensor(np.asarray(x)).long() for x in inputs)
         with torch.no_grad():
-            return model(**dict(zip(names, given, strict=True))).logits.numpy()
+            return model(**dict(zip(names, inputs, strict=True))).logits.numpy()
 
     out = export.export_hf(params, ours, tmp_path / 'ours', dtype='float32')
-    again = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    assert type(again) is type(model)
+    exported = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    assert type(exported) is type(model)
     cases = ((1, 4, 9), 9, True), ((40, 64, 17), 64, True), ((2, 5), 9, False)
     for lengths, width, left in cases:
         tokens, _ = rows(ours, len(lengths), width)
         mask, positions = padded(lengths, width, left)
         keep = np.asarray(mask)
         expected = of_torch(model, tokens, mask, positions)
-        np.testing.assert_array_equal(of_torch(again, tokens, mask, positions), expected)
-        assert np.abs(expected[keep]).max() > 1  # the comparison is about something
+        np.testing.assert_array_equal(of_torch(exported, tokens, mask, positions), expected)
+        assert np.abs(expected[keep]).max() > 1  # the comparison is not trivial
         hidden = forward(params, ours, tokens, positions, mask)
-        found = np.asarray(ours.logits(params, hidden))
-        np.testing.assert_allclose(found[keep], expected[keep], rtol=0, atol=1e-5)
-        assert np.isfinite(found).all()
+        logits = np.asarray(ours.logits(params, hidden))
+        np.testing.assert_allclose(logits[keep], expected[keep], rtol=0, atol=1e-5)
+        assert np.isfinite(logits).all()
 
 
 @pytest.mark.slow('loads transformers')
 @pytest.mark.parametrize(('kind', 'scaled_in'), [('qwen2', ''), ('olmo2', 'float32')])
-def test_norms_round_where_transformers_does(kind, scaled_in):
+def test_norms_round_like_transformers(kind, scaled_in):
     torch, _ = map(pytest.importorskip, ('torch', 'transformers'))
     module = importlib.import_module(f'transformers.models.{kind}.modeling_{kind}')
     theirs = getattr(module, f'{kind.capitalize()}RMSNorm')(64, eps=1e-6)
@@ -116,24 +116,24 @@ def test_norms_round_where_transformers_does(kind, scaled_in):
     theirs.weight.data = torch.tensor(scale[0]).bfloat16()
     ours = decoder.RMSNorm(1e-6, 'bfloat16', scaled_in)
     scale = jnp.asarray(scale[0], jnp.bfloat16).astype(jnp.float32)
-    found = ours.apply({'params': {'scale': scale}}, jnp.asarray(x, jnp.bfloat16))
+    result = ours.apply({'params': {'scale': scale}}, jnp.asarray(x, jnp.bfloat16))
     expected = theirs(torch.tensor(x).bfloat16()).float().detach().numpy()
-    assert (np.asarray(found, np.float32) == expected).mean() > 0.999
+    assert (np.asarray(result, np.float32) == expected).mean() > 0.999
 
 
 @pytest.mark.soak
 @each_family
-def test_blocks_against_a_cache_and_merged_adapters_equal_the_whole_forward(config):
+def test_cached_blocks_with_merged_adapters_equal_the_full_forward(config):
     params = with_adapters(config)
     tokens, positions = rows(config, batch=2, length=10)
-    whole = forward(params, config, tokens, positions, jnp.ones(tokens.shape, bool))
+    full = forward(params, config, tokens, positions, jnp.ones(tokens.shape, bool))
     merged, cache = lora.merge(params, config.lora_scale), config.init_cache(2, 12)
-    found = []
+    outputs = []
     for start, end in ((0, 6), (6, 9), (9, 10)):
         block = tokens[:, start:end], positions[:, start:end]
         hidden, cache = config.forward_cached(merged, *block, cache, None)
-        found.append(hidden)
-    np.testing.assert_allclose(jnp.concatenate(found, 1), whole, rtol=0, atol=2e-5)
+        outputs.append(hidden)
+    np.testing.assert_allclose(jnp.concatenate(outputs, 1), full, rtol=0, atol=2e-5)
     adapters = {
         sharding.path_name(p) for p, _ in jax.tree_util.tree_flatten_with_path(params['lora'])[0]
     }
@@ -172,9 +172,7 @@ RUNS = {
 
 @pytest.mark.soak
 @pytest.mark.parametrize('kind', RUNS)
-def test_a_run_from_a_folder_samples_what_it_trains_and_exports_what_transformers_reads(
-    tmp_path, kind
-):
+def test_a_run_from_a_folder_trains_on_its_samples_and_exports_for_transformers(tmp_path, kind):
     torch, transformers = map(pytest.importorskip, ('torch', 'transformers'))
     config, changes = RUNS[kind]
     sizes = dict(vocab_size=1408, num_layers=1, hidden_size=32, num_heads=2, num_kv_heads=1)
@@ -194,8 +192,8 @@ def test_a_run_from_a_folder_samples_what_it_trains_and_exports_what_transformer
     out = export.export_checkpoint(
         cfg, str(workdir), str(tmp_path / 'out'), step=None, dtype='float32'
     )
-    found, params = weights.load_model(out)
-    assert found == config
+    exported, params = weights.load_model(out)
+    assert exported == config
     _, before = weights.load_model(folder)
     changed = jax.tree.map(lambda x, y: bool((x != y).any()), before, params)
     attention = changed['model']['layers_0']['self_attn']

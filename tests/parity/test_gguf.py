@@ -1,4 +1,4 @@
-"""GGUF files: loaded to what their quantisation keeps, refused by name, and the real weights."""
+"""GGUF files: exact dequantisation, errors that name the file, and real weights."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from agentrl_jax.tokens.chat import CHATML
 from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tokens.tokenizer import gpt2_byte_characters
 
-# 128 is what transformers takes for Qwen3, whatever a GGUF file says of the heads' width
+# transformers uses 128 for Qwen3 and ignores the head width in a GGUF file
 QWEN3 = dataclasses.replace(tiny_models.QWEN3, head_dim=128)
 CONFIGS = tiny_models.FAMILIES | {'qwen3': QWEN3}
 each_family = pytest.mark.parametrize('config', CONFIGS.values(), ids=CONFIGS)
@@ -38,7 +38,7 @@ def gguf_name(name, config):
 
 
 def llama_order(weight, heads):
-    """Rows of a q or k projection as llama.cpp wants them: channel i beside channel i + Dh / 2."""
+    """Return the rows of a q or k projection in llama.cpp's order: channel i, then i + Dh / 2."""
     out = np.empty_like(weight)
     half = weight.shape[0] // heads // 2
     for head in range(heads):
@@ -54,7 +54,7 @@ def architecture(config):
 
 
 def gguf_writer(path, config):
-    """A GGUF file that holds the sizes of a model so far."""
+    """Return a GGUF writer with the sizes of a model."""
     writer = gguf.GGUFWriter(path, architecture(config))
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -70,7 +70,7 @@ def gguf_writer(path, config):
 
 
 def write_gguf(path, config, tensors, kind, **fields):
-    """A GGUF file of the tensors; matrices quantised as `kind`, vectors in float32."""
+    """Write a GGUF file of the tensors; matrices quantised as `kind`, vectors in float32."""
     writer = gguf_writer(path, config)
     for name, value in fields.items():
         add = writer.add_string if isinstance(value, str) else writer.add_uint32
@@ -79,7 +79,7 @@ def write_gguf(path, config, tensors, kind, **fields):
 
 
 def add_tensors(writer, path, config, tensors, kind):
-    """The tensors, and the end of the file."""
+    """Write the tensors and close the file."""
     for name, array in tensors.items():
         if architecture(config) == 'llama' and name.endswith(('q_proj.weight', 'k_proj.weight')):
             heads = config.num_heads if 'q_proj' in name else config.num_kv_heads
@@ -97,40 +97,40 @@ def add_tensors(writer, path, config, tensors, kind):
 
 @pytest.mark.parametrize('kind', ['F32', 'F16', 'BF16', 'Q8_0', 'Q4_0'])
 @each_family
-def test_a_gguf_file_loads_to_what_its_quantisation_keeps(tmp_path, config, kind):
+def test_a_gguf_file_loads_to_its_dequantised_weights(tmp_path, config, kind):
     quant = gguf.GGMLQuantizationType[kind]
     tensors = hf_tensors(config)
     loaded, params = weights.load_model(write_gguf(tmp_path / 'm.gguf', config, tensors, quant))
     assert dataclasses.replace(loaded, rms_norm_eps=1e-6) == config
-    assert loaded.rms_norm_eps == np.float32(1e-6)  # the file keeps it in float32
+    assert loaded.rms_norm_eps == np.float32(1e-6)  # the file stores it in float32
     ours = by_hf_name(params)
     for name, array in tensors.items():
-        kept = array
+        expected = array
         if array.ndim == 2:
-            kept = gguf.quants.dequantize(gguf.quants.quantize(array, quant), quant)
-        np.testing.assert_array_equal(ours[name], kept, err_msg=name)
-        assert np.abs(kept - array).max() < 0.15
+            expected = gguf.quants.dequantize(gguf.quants.quantize(array, quant), quant)
+        np.testing.assert_array_equal(ours[name], expected, err_msg=name)
+        assert np.abs(expected - array).max() < 0.15
 
 
-def test_a_gguf_file_is_dequantised_by_slices_and_small_blocks(tmp_path, monkeypatch):
+def test_a_gguf_file_is_dequantised_in_slices_and_small_blocks(tmp_path, monkeypatch):
     from agentrl_jax.models import gguf as source
 
     monkeypatch.setattr(source, 'BLOCK_ELEMENTS', 200)  # three rows of 64 at a time
     quant = gguf.GGMLQuantizationType.Q8_0
     path = write_gguf(tmp_path / 'm.gguf', LLAMA, hf_tensors(LLAMA), quant)
-    _, whole = weights.load_model(path)
+    _, full = weights.load_model(path)
     _, split = weights.load_model(path, mesh=sharding.make_mesh(2, 2, 2))
-    jax.tree.map(np.testing.assert_array_equal, whole, split)
+    jax.tree.map(np.testing.assert_array_equal, full, split)
     monkeypatch.undo()
     _, plain = weights.load_model(path)
-    jax.tree.map(np.testing.assert_array_equal, whole, plain)
+    jax.tree.map(np.testing.assert_array_equal, full, plain)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize('config', [TINY, LLAMA, QWEN3], ids=['qwen2', 'llama', 'qwen3'])
-def test_transformers_reads_the_same_gguf_file_to_the_same_logits(tmp_path, config):
+def test_transformers_computes_the_same_logits_from_a_gguf_file(tmp_path, config):
     torch = pytest.importorskip('torch')
-    pytest.importorskip('accelerate')  # transformers wants it for GGUF
+    pytest.importorskip('accelerate')  # transformers requires it for GGUF
     transformers = pytest.importorskip('transformers')
     quant = gguf.GGMLQuantizationType.F16
     context = {'ARCH__context_length': 64, 'ARCH__vocab_size': 96}
@@ -148,7 +148,7 @@ def test_transformers_reads_the_same_gguf_file_to_the_same_logits(tmp_path, conf
 
 
 @pytest.mark.parametrize('share', [0.0, 0.005, 0.999])
-def test_a_half_written_gguf_file_is_named(tmp_path, share):
+def test_an_error_names_a_truncated_gguf_file(tmp_path, share):
     quant = gguf.GGMLQuantizationType.F16
     path = write_gguf(tmp_path / 'm.gguf', TINY, hf_tensors(TINY), quant)
     os.truncate(path, int(path.stat().st_size * share))
@@ -164,7 +164,7 @@ def text_of(text):
 
 
 def raw_gguf(*, fields=(), tensors=(), counts=None, data=b''):
-    """A GGUF file from parts: fields and tensors as bytes, counts = those that it announces."""
+    """Return a GGUF file of fields and tensors in bytes; counts: the numbers in its header."""
     counts = counts or (len(tensors), len(fields))
     head = b'GGUF' + struct.pack('<IQQ', 3, *counts) + b''.join((*fields, *tensors))
     return head + b'\0' * (-len(head) % 32) + data
@@ -179,7 +179,7 @@ def tensor_of(name, shape, kind=0, offset=0):
     return text_of(name) + sizes + struct.pack('<IQ', kind, offset)
 
 
-ANNOUNCED = {
+MALFORMED = {
     'an array of 2^40 numbers': raw_gguf(fields=[array_of(4, 2**40)]),
     'an array of 2^64 texts': raw_gguf(fields=[array_of(8, 2**64 - 1)]),
     'arrays of arrays': raw_gguf(fields=[array_of(9, 2**40)]),
@@ -199,9 +199,9 @@ ANNOUNCED = {
 }
 
 
-@pytest.mark.parametrize('content', ANNOUNCED.values(), ids=ANNOUNCED)
-def test_a_gguf_file_that_announces_what_it_does_not_hold_is_rejected_at_once(tmp_path, content):
-    """GGUFReader makes the values of an array one by one, even if the file ends before them."""
+@pytest.mark.parametrize('content', MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_gguf_file_is_rejected_immediately(tmp_path, content):
+    """GGUFReader creates the values of an array one by one, even past the end of the file."""
     path = tmp_path / 'm.gguf'
     path.write_bytes(content)
     for load in (weights.load_model, load_tokenizer):
@@ -210,29 +210,29 @@ def test_a_gguf_file_that_announces_what_it_does_not_hold_is_rejected_at_once(tm
         assert str(error.value).startswith(f'{path}: ') and '\n' not in str(error.value)
 
 
-WHOLE = hf_tensors(TINY)
+TENSORS = hf_tensors(TINY)
 
 
 @pytest.mark.parametrize(
     ('change', 'tensors', 'fields', 'named'),
     [
-        ({'num_layers': 1000}, WHOLE, {}, '1000 layers'),
-        ({'num_layers': 2**31}, WHOLE, {}, 'qwen2.block_count'),
-        ({'num_heads': 0}, WHOLE, {}, 'qwen2.attention.head_count'),
-        ({'hidden_size': 2**32 - 1}, WHOLE, {}, 'qwen2.embedding_length'),
-        ({'rope_theta': float('nan')}, WHOLE, {}, 'qwen2.rope.freq_base'),
-        ({'rms_norm_eps': -1.0}, WHOLE, {}, 'qwen2.attention.layer_norm_rms_epsilon'),
-        ({}, {k: v for k, v in WHOLE.items() if k != DOWN}, {}, DOWN),
+        ({'num_layers': 1000}, TENSORS, {}, '1000 layers'),
+        ({'num_layers': 2**31}, TENSORS, {}, 'qwen2.block_count'),
+        ({'num_heads': 0}, TENSORS, {}, 'qwen2.attention.head_count'),
+        ({'hidden_size': 2**32 - 1}, TENSORS, {}, 'qwen2.embedding_length'),
+        ({'rope_theta': float('nan')}, TENSORS, {}, 'qwen2.rope.freq_base'),
+        ({'rms_norm_eps': -1.0}, TENSORS, {}, 'qwen2.attention.layer_norm_rms_epsilon'),
+        ({}, {k: v for k, v in TENSORS.items() if k != DOWN}, {}, DOWN),
         ({}, {}, {}, 'token_embd.weight'),
-        ({}, WHOLE, {'ARCH__rope__scaling__type': 'yarn'}, 'rope scaling'),
-        ({}, WHOLE, {'ARCH__expert_count': 4}, 'experts'),
-        ({}, WHOLE, {'split__count': 2}, 'split files'),
-        ({}, WHOLE, {'ARCH__rope__dimension_count': 8}, 'part of a head'),
-        ({'to_hf': lambda: {'model_type': 'gemma3'}}, WHOLE, {}, 'gemma3'),
+        ({}, TENSORS, {'ARCH__rope__scaling__type': 'yarn'}, 'rope scaling'),
+        ({}, TENSORS, {'ARCH__expert_count': 4}, 'experts'),
+        ({}, TENSORS, {'split__count': 2}, 'split files'),
+        ({}, TENSORS, {'ARCH__rope__dimension_count': 8}, 'part of a head'),
+        ({'to_hf': lambda: {'model_type': 'gemma3'}}, TENSORS, {}, 'gemma3'),
     ],
 )
-def test_a_gguf_file_that_does_not_fit_is_rejected(tmp_path, change, tensors, fields, named):
-    """A million layers were made one by one before anything was compared."""
+def test_a_gguf_file_of_an_unsupported_model_is_rejected(tmp_path, change, tensors, fields, named):
+    """A million layers used to be created before anything was compared."""
     config = types.SimpleNamespace(**{**dataclasses.asdict(TINY), 'to_hf': TINY.to_hf, **change})
     quant = gguf.GGMLQuantizationType.F16
     path = write_gguf(tmp_path / 'm.gguf', config, tensors, quant, **fields)
@@ -242,7 +242,7 @@ def test_a_gguf_file_that_does_not_fit_is_rejected(tmp_path, change, tensors, fi
 
 
 def write_gguf_with_tokenizer(path, config, named=True):
-    """A GGUF file with a byte-level tokenizer of one merge and three specials, and a chat."""
+    """Write a GGUF file with a byte-level tokenizer (one merge, three specials) and a template."""
     specials = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
     tokens = [*gpt2_byte_characters(), 'up', *specials]
     config = dataclasses.replace(config, vocab_size=len(tokens))
@@ -261,13 +261,13 @@ def write_gguf_with_tokenizer(path, config, named=True):
     return add_tensors(writer, path, config, hf_tensors(config), gguf.GGMLQuantizationType.F32)
 
 
-def test_rules_that_a_gguf_file_does_not_name_are_those_of_qwen_or_refused(tmp_path):
-    """Such a file of Qwen's was read by GPT-2's rules: other tokens, and no error."""
-    told, untold = (
+def test_a_gguf_file_without_splitting_rules_is_read_as_qwen_or_rejected(tmp_path):
+    """Qwen files without rules used GPT-2's rules: other tokens, and no error."""
+    explicit, implicit = (
         load_tokenizer(write_gguf_with_tokenizer(tmp_path / f'{named}.gguf', TINY, named))
         for named in (True, False)
     )
-    assert untold.to_json() == told.to_json()
+    assert implicit.to_json() == explicit.to_json()
     unknown = write_gguf_with_tokenizer(tmp_path / 'llama.gguf', LLAMA, named=False)
     with pytest.raises(ValueError, match='llama.gguf: tokenizer.ggml.pre is missing'):
         load_tokenizer(unknown)
@@ -275,7 +275,7 @@ def test_rules_that_a_gguf_file_does_not_name_are_those_of_qwen_or_refused(tmp_p
 
 @pytest.mark.soak
 @each_family
-def test_an_export_of_a_gguf_file_carries_its_tokenizer(tmp_path, config):
+def test_an_export_of_a_gguf_file_includes_its_tokenizer(tmp_path, config):
     source = write_gguf_with_tokenizer(tmp_path / 'm.gguf', config)
     config, params = weights.load_model(source)
     out = export.export_hf(
@@ -314,7 +314,7 @@ PROMPT = (
 @pytest.mark.skipif(not REAL, reason='AGENTRL_REAL_GGUF names no file')
 def test_real_weights_give_the_log_probabilities_of_transformers():
     torch = pytest.importorskip('torch')
-    pytest.importorskip('accelerate')  # transformers wants it for GGUF
+    pytest.importorskip('accelerate')  # transformers requires it for GGUF
     transformers = pytest.importorskip('transformers')
     path = Path(REAL)
     tokens = np.array([load_tokenizer(path).encode(PROMPT)])
@@ -328,9 +328,9 @@ def test_real_weights_give_the_log_probabilities_of_transformers():
     positions = jnp.arange(tokens.shape[1])[None]
     hidden = forward(params, config, tokens, positions, jnp.ones(tokens.shape, bool))
     ours = jax.nn.log_softmax(config.logits(params, hidden))[0, :-1]
-    taken = tokens[0, 1:, None]
-    gap = np.abs(np.take_along_axis(np.asarray(ours) - theirs, taken, axis=1)).max()
+    targets = tokens[0, 1:, None]
+    gap = np.abs(np.take_along_axis(np.asarray(ours) - theirs, targets, axis=1)).max()
     everywhere = np.abs(np.asarray(ours) - theirs).max()
-    mean = np.take_along_axis(theirs, taken, axis=1).mean()
-    print(f'\n{taken.size} tokens, mean log p {mean:.3f}, gap {gap:.2e}, all {everywhere:.2e}')
+    mean = np.take_along_axis(theirs, targets, axis=1).mean()
+    print(f'\n{targets.size} tokens, mean log p {mean:.3f}, gap {gap:.2e}, all {everywhere:.2e}')
     assert gap < 1e-3 and mean > -3.0

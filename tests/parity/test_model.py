@@ -72,7 +72,7 @@ def test_recomputing_layers_changes_no_gradient():
 
 @pytest.mark.soak
 @pytest.mark.parametrize('tied', [True, False])
-def test_kernels_laid_out_for_few_rows_change_no_more_than_rounding(tied):
+def test_transposed_kernels_change_only_rounding(tied):
     config = dataclasses.replace(TINY, tie_embeddings=tied)
     params, (tokens, positions) = random_params(config), rows(config)
 
@@ -99,8 +99,8 @@ def test_kernels_laid_out_for_few_rows_change_no_more_than_rounding(tied):
     'scale, eps',
     [(1e6, 1e-6), (1e19, 1e-6), (1e25, 1e-6), (1.0, np.nan), (1.0, np.inf), (1.0, -1.0)],
 )
-def test_a_model_that_leaves_float32_has_no_finite_logit(scale, eps):
-    """A norm of an infinite mean square was 0: weights x 1e25 sampled all tokens alike."""
+def test_a_model_that_overflows_float32_has_no_finite_logit(scale, eps):
+    """A norm of an infinite mean square was 0, so weights x 1e25 sampled uniformly."""
     config = dataclasses.replace(TINY, rms_norm_eps=eps)
     params = jax.tree.map(lambda x: x * np.float32(scale), random_params(TINY))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
@@ -126,7 +126,7 @@ def test_bfloat16_compute_keeps_float32_masters_and_logits():
     assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype('float32')}
 
 
-def test_fsdp_moves_parameters_between_devices_and_no_activations(monkeypatch):
+def test_fsdp_moves_parameters_between_devices_but_no_activations(monkeypatch):
     monkeypatch.setattr(attention, 'SCORE_BYTES', 1)  # rows of each device in two parts
     mesh, params = sharding.make_mesh(1, 8, 1), random_params(TINY)
     layout, split = sharding.specs(params, sharding.TRAIN_RULES, mesh), sharding.shard_rows(mesh)
@@ -148,7 +148,7 @@ def test_fsdp_moves_parameters_between_devices_and_no_activations(monkeypatch):
     assert moved(None) and not moved(split)
 
 
-def test_parameter_counts_are_those_of_the_published_models():
+def test_parameter_counts_match_the_published_models():
     # Qwen2.5-0.5B: V D = 151936 x 896 = 136134656. A layer: q 896 x 896 + 896, k and v 896 x 128
     # + 128 each, o 896 x 896, SwiGLU 3 x 896 x 4864, two norms 896; 24 layers; the last norm.
     layer = 896 * 896 + 896 + 2 * (896 * 128 + 128) + 896 * 896 + 3 * 896 * 4864 + 2 * 896
@@ -156,7 +156,7 @@ def test_parameter_counts_are_those_of_the_published_models():
     assert count == 136134656 + 24 * layer + 896 == 494032768
 
 
-def test_a_fresh_critic_copies_the_backbone_and_says_zero():
+def test_a_fresh_critic_copies_the_backbone_and_returns_zero():
     policy = random_params(dataclasses.replace(TINY, tie_embeddings=False))
     params = critic.init(policy, TINY)
     assert set(params) == {'backbone', 'value_head'} and set(params['backbone']) == {'model'}
@@ -167,7 +167,7 @@ def test_a_fresh_critic_copies_the_backbone_and_says_zero():
     assert not out.any()
 
 
-def test_values_by_hand_and_their_first_gradient_reaches_the_head():
+def test_values_by_hand_and_their_gradient_reaches_the_head():
     # hidden (1, 2) with kernel (3, -1) and bias 0.5: 3 - 2 + 0.5 = 1.5
     head = {'kernel': jnp.array([[3.0], [-1.0]]), 'bias': jnp.array([0.5])}
     hidden = jnp.array([[[1.0, 2.0]]])

@@ -1,4 +1,4 @@
-"""Corrections for a sampler that is not the trainer."""
+"""Corrections for a sampler that differs from the trainer."""
 
 import functools
 
@@ -43,7 +43,7 @@ def test_corrections_by_hand():
 
 @functools.cache
 def batch_of(sampler, **correction):
-    """(batch, metrics) of a rollout of a sampler of that dtype, whose trainer is float32."""
+    """Return (batch, metrics, rollout) of a sampler with this dtype and a float32 trainer."""
     params, play_in = tiny.cloned('frozen_lake')[0], tiny.config()
     fields = dict(correction['fields']) | {'rollout.sampler_dtype': sampler}
     run = read_config(micro_runs.config('frozen_lake', algorithm='grpo', **fields))
@@ -70,9 +70,9 @@ def corrected(sampler, **fields):
 
 
 def factors(batch, plain):
-    """What the advantages that are not 0 were multiplied by."""
-    own = plain.mask & (np.abs(plain.advantages) > 1e-3)
-    return batch.advantages[own] / plain.advantages[own]
+    """Return the factors by which the correction scaled the non-zero advantages."""
+    nonzero = plain.mask & (np.abs(plain.advantages) > 1e-3)
+    return batch.advantages[nonzero] / plain.advantages[nonzero]
 
 
 @pytest.mark.soak
@@ -82,20 +82,20 @@ def test_a_bfloat16_sampler_is_corrected_within_bounds():
     np.testing.assert_array_equal(plain.old_logprobs, np.where(plain.mask, out.logprobs, 0))
     batch, measured, _ = corrected('bfloat16', sampler_correction='tis', sampler_high=1.002)
     # Another precision: the factors are not 1, and none is above its bound.
-    found = factors(batch, plain)
-    assert np.abs(found - 1).max() > 1e-3 and found.max() <= 1.002 + 1e-6
+    scales = factors(batch, plain)
+    assert np.abs(scales - 1).max() > 1e-3 and scales.max() <= 1.002 + 1e-6
     assert measured['sampler/logprob_gap'] > 1e-3 and 0 < measured['sampler/outside'] < 1
     exact = np.exp(batch.old_logprobs - out.logprobs)[plain.mask]
     assert measured['sampler/weight'] == pytest.approx(np.minimum(exact, 1.002).mean(), rel=1e-5)
     bounds = dict(sampler_low=0.998, sampler_high=1.002)
     batch, measured, _ = corrected('bfloat16', sampler_correction='icepop', **bounds)
-    found = factors(batch, plain)
-    inside = found[found != 0]
-    assert 0 < len(inside) < len(found) and (np.abs(inside - 1) <= 0.002 + 1e-6).all()
+    scales = factors(batch, plain)
+    inside = scales[scales != 0]
+    assert 0 < len(inside) < len(scales) and (np.abs(inside - 1) <= 0.002 + 1e-6).all()
 
 
-def test_in_bfloat16_the_sampler_rounds_as_the_trainer_does():
-    """Was 2.8e-3: rounded attention weights, and XLA's excess precision."""
+def test_in_bfloat16_the_sampler_rounds_like_the_trainer():
+    """The gap was 2.8e-3: rounded attention weights, and XLA's excess precision."""
     cfg = micro_runs.config('frozen_lake', algorithm='grpo', **{'model.dtype': 'bfloat16'})
     run = build.build(cfg)
     key, training = jax.random.key(3), run.training

@@ -1,4 +1,4 @@
-"""HuggingFace folders: loaded exactly, exported exactly, refused by name."""
+"""HuggingFace folders: exact loading, exact export, and errors that name the file."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ def test_both_spellings_of_rope_in_config_json():
     assert config_from_hf(config_to_hf(scaled, dtype='float32')) == scaled
 
 
-def test_null_and_absent_fields_of_config_json_are_those_of_transformers(tmp_path):
+def test_null_and_absent_config_fields_are_read_as_in_transformers(tmp_path):
     """A null quantization_config was read as quantised weights."""
     folder = write_folder(tmp_path / 'm', TINY, hf_tensors(TINY), quantization_config=None)
     assert weights.load_model(folder)[0] == TINY
@@ -59,21 +59,21 @@ def test_null_and_absent_fields_of_config_json_are_those_of_transformers(tmp_pat
         assert config_from_hf(hf | {'rope_scaling': rope}).rope_theta == 10_000
 
 
-def test_a_single_file_is_read_before_an_index_that_was_left_over(tmp_path):
-    """save_pretrained leaves the index and the shards of an earlier model behind."""
+def test_a_single_file_takes_precedence_over_a_stale_index(tmp_path):
+    """save_pretrained does not delete the index and the shards of an earlier model."""
     old, new = hf_tensors(TINY), hf_tensors(TINY, seed=1)
     folder = write_folder(tmp_path / 'm', TINY, old, 3)
     save_file(new, folder / weights.SINGLE)
     for stale in (None, 'part1.safetensors'):
         if stale:
             (folder / stale).unlink()
-        found = by_hf_name(weights.load_model(folder)[1])
+        loaded = by_hf_name(weights.load_model(folder)[1])
         for name, array in new.items():
-            np.testing.assert_array_equal(found[name], array, err_msg=name)
+            np.testing.assert_array_equal(loaded[name], array, err_msg=name)
 
 
 def adapter_folder(tmp_path, base, **changes):
-    """(adapter folder, tensors of the merged model) of a random adapter on an UNTIED base."""
+    """Return (folder of a random adapter on an UNTIED base, tensors of the merged model)."""
     params = with_adapters(UNTIED)
     export.export_hf(params, UNTIED, tmp_path / 'base', dtype='float32')
     targets = lora.TARGETS
@@ -87,7 +87,7 @@ def adapter_folder(tmp_path, base, **changes):
 
 
 @pytest.mark.parametrize(('rooted', 'shape'), [(False, None), (True, (2, 2, 2))])
-def test_an_adapter_folder_is_its_base_with_the_adapter_merged(tmp_path, rooted, shape):
+def test_an_adapter_folder_loads_as_its_base_with_the_adapter_merged(tmp_path, rooted, shape):
     folder, merged = adapter_folder(tmp_path, tmp_path / 'base', use_rslora=rooted)
     mesh = None if shape is None else sharding.make_mesh(*shape)
     config, params = weights.load_model(folder, mesh=mesh)
@@ -115,20 +115,20 @@ def test_an_adapter_that_cannot_be_merged_is_rejected(tmp_path, changes):
 
 def test_each_device_gets_its_slice_and_only_slices_are_read(tmp_path, monkeypatch):
     folder = write_folder(tmp_path / 'm', UNTIED, hf_tensors(UNTIED))
-    _, whole = weights.load_model(folder)
-    found, read = [], weights.SafetensorsSource.read
+    _, full = weights.load_model(folder)
+    reads, read = [], weights.SafetensorsSource.read
 
     def counted(self, name, index):
         part = read(self, name, index)
-        found.append((name, part.size))
+        reads.append((name, part.size))
         return part
 
     monkeypatch.setattr(weights.SafetensorsSource, 'read', counted)
     _, split = weights.load_model(folder, mesh=sharding.make_mesh(2, 2, 2))
-    jax.tree.map(np.testing.assert_array_equal, whole, split)
+    jax.tree.map(np.testing.assert_array_equal, full, split)
     up = split['model']['layers_1']['mlp']['up_proj']['kernel']  # [64, 96] over fsdp x tensor
     assert up.addressable_shards[0].data.shape == (32, 48)
-    sizes = [size for name, size in found if name == 'model.layers.1.mlp.up_proj.weight']
+    sizes = [size for name, size in reads if name == 'model.layers.1.mlp.up_proj.weight']
     assert sizes == [96 * 64 // 4] * 4  # four different slices, each once for its two devices
 
 
@@ -159,7 +159,7 @@ def test_loading_and_exporting_gives_the_same_bytes(tmp_path, dtype, shard_bytes
 @pytest.mark.soak
 @pytest.mark.slow('loads transformers')
 def test_an_export_keeps_tokenizer_files_and_unknown_config_fields(tmp_path):
-    """A base model ends documents with <|endoftext|>; turns that a run trained end otherwise."""
+    """A base model ends documents with <|endoftext|>; turns of a trained policy end differently."""
     extra = {'max_position_embeddings': 777, 'eos_token_id': 5, 'dtype': 'float32'}
     folder = write_folder(tmp_path / 'in', TINY, hf_tensors(TINY), **extra)
     qwen = qwen_vocabulary.qwen_tokenizer()
@@ -185,7 +185,7 @@ def test_an_export_keeps_tokenizer_files_and_unknown_config_fields(tmp_path):
     assert settings['chat_template'] == CHATML
 
 
-def test_an_export_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_an_export_is_complete_or_absent(tmp_path, monkeypatch):
     config, params = weights.load_model(write_folder(tmp_path / 'in', TINY, hf_tensors(TINY)))
 
     def full_disk(*args, **kwargs):
@@ -256,7 +256,7 @@ def changed(field, value, named='', **others):
     ],
 )
 def test_models_that_cannot_be_run_are_rejected(tmp_path, settings, named):
-    """Some were tracebacks; 0 gave a model of nan, and a million layers never ended."""
+    """Some raised tracebacks; 0 gave a model of nan, and a million layers never finished."""
     folder = broken_folder(tmp_path / 'm', **settings)
     with pytest.raises(ValueError, match=named) as error:
         weights.load_model(folder)
@@ -271,7 +271,7 @@ def test_a_weight_map_that_names_no_file_is_rejected(tmp_path, name):
         weights.load_model(folder)
 
 
-def test_a_folder_with_a_number_that_is_not_finite_is_rejected(tmp_path):
+def test_a_folder_with_a_non_finite_number_is_rejected(tmp_path):
     tensors = hf_tensors(TINY)
     tensors[DOWN][3, 5] = np.inf
     folder = broken_folder(tmp_path / 'm', tensors=tensors)
@@ -280,8 +280,8 @@ def test_a_folder_with_a_number_that_is_not_finite_is_rejected(tmp_path):
 
 
 @pytest.mark.parametrize('row', [None, 41, 95])
-def test_a_copy_of_the_embedding_as_head_of_a_tied_model_is_left_out(tmp_path, monkeypatch, row):
-    """Qwen3-0.6B and 1.7B have one: they were refused, with advice that would have untied them."""
+def test_the_redundant_head_of_a_tied_model_is_ignored(tmp_path, monkeypatch, row):
+    """Qwen3-0.6B and 1.7B have one. They were rejected, with advice that would untie them."""
     monkeypatch.setattr(weights, 'COMPARED_ROWS', 40)  # of 96
     tensors = hf_tensors(TINY)
     head = tensors['model.embed_tokens.weight'].copy()
@@ -300,7 +300,7 @@ def test_a_copy_of_the_embedding_as_head_of_a_tied_model_is_left_out(tmp_path, m
 
 
 @pytest.mark.parametrize('removed', ['part1.safetensors', weights.INDEX, 'config.json'], ids=str)
-def test_missing_files_are_named(tmp_path, removed):
+def test_errors_name_missing_files(tmp_path, removed):
     folder = broken_folder(tmp_path / 'm', files=2)
     (folder / removed).unlink()
     named = weights.SINGLE if removed == weights.INDEX else removed
@@ -310,7 +310,7 @@ def test_missing_files_are_named(tmp_path, removed):
 
 
 @pytest.mark.parametrize('file', ['config.json', 'model.safetensors'])
-def test_damaged_files_are_named(tmp_path, file):
+def test_errors_name_damaged_files(tmp_path, file):
     path = broken_folder(tmp_path / 'm') / file
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(ValueError, match=file):

@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say: both sides do the same work. No time is asserted."""
+"""Both sides of each benchmark do the same work. No time is asserted."""
 
 import json
 
@@ -47,7 +47,7 @@ def test_an_ideal_by_hand():
 
 
 @pytest.mark.soak
-def test_the_measurements_on_a_gpu_can_be_rehearsed(tmp_path):
+def test_gpu_benchmarks_can_be_rehearsed(tmp_path):
     session = gpu.Session(gpu.arguments([f'--out={tmp_path}', '--rehearse', '--minutes=60']))
     gpu.run(session)
     lines = [json.loads(line) for line in (tmp_path / 'figures.jsonl').read_text().splitlines()]
@@ -67,7 +67,7 @@ def test_the_measurements_on_a_gpu_can_be_rehearsed(tmp_path):
 
 
 @pytest.mark.soak
-def test_no_measurement_on_a_gpu_starts_too_late(tmp_path):
+def test_no_gpu_benchmark_starts_after_its_time_limit(tmp_path):
     session = gpu.Session(gpu.arguments([f'--out={tmp_path}', '--rehearse', '--minutes=0']))
     gpu.run(session)
     assert [line['part'] for line in session.figures] == ['device', 'limits', 'stopped']

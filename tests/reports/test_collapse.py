@@ -1,4 +1,4 @@
-"""Signs of collapse in the rows of a run, by hand and on recorded runs; what a run does then."""
+"""Signs of collapse in the rows of a run, by hand and on recorded runs, and their effects."""
 
 import math
 import pathlib
@@ -30,15 +30,15 @@ def test_the_alarm_ends_the_collapsing_runs_of_the_ragen_paper():
     frozen_lake = [(10, 0.36), (40, 0.24), (100, 0.19), (120, 0.055), (140, 0.003)]
     # Floor 0.036; 0.055 - 0.0026 (t - 120) < 0.036 from t = 128 on; ten steps: row 137, 138 rows.
     history = interpolated(frozen_lake, 150)
-    found = [judge(history[:n], 'std_drop') for n in range(1, 151)]
-    levels = [alarm.level for alarm in found]
+    result = [judge(history[:n], 'std_drop') for n in range(1, 151)]
+    levels = [alarm.level for alarm in result]
     assert levels.index('warn') + 1 == 133 and levels.index('alarm') + 1 == 138
     assert set(levels[:132]) == {'ok'} and set(levels[137:]) == {'alarm'}
-    assert {alarm.since for alarm in found[132:]} == {128}
-    assert [n + 1 for n, alarm in enumerate(found) if alarm.news] == [133, 138, 148]
+    assert {alarm.since for alarm in result[132:]} == {128}
+    assert [n + 1 for n, alarm in enumerate(result) if alarm.news] == [133, 138, 148]
     sokoban = [(10, 1.55), (20, 0.71), (40, 1.14), (120, 0.46), (130, 0.011)]
-    found = judge(interpolated(sokoban, 150), 'std_drop')
-    assert found.level == 'alarm' and '0.155' in found.reason
+    result = judge(interpolated(sokoban, 150), 'std_drop')
+    assert result.level == 'alarm' and '0.155' in result.reason
 
 
 SPIKE = dict(limit=10.0)
@@ -48,7 +48,7 @@ LEVELS = (  # signal, settings, values, the level after each of them
     # start (1 + 3) / 2 = 2, limit 10 x 2: 21 and 25 exceed it, 20 does not
     ('grad_spike', SPIKE | {'patience': 3}, [1, 3, 20, 21, 25], 'ok ok ok ok warn'),
     ('grad_spike', SPIKE | {'patience': 2}, [1, 3, 20, 21, 25], 'ok ok ok warn alarm'),
-    # one step without a number had silenced a signal for the whole run
+    # previously one step with nan disabled a signal for the entire run
     ('grad_spike', SPIKE | {'patience': 2}, [math.nan, 1, 3, 21, 25], 'ok ok ok warn alarm'),
     # the start itself never counts, however high it is
     ('grad_spike', dict(limit=0.1, patience=1), [1, 3], 'ok ok'),
@@ -68,22 +68,22 @@ def test_levels_by_hand(name, settings, values, levels, monkeypatch):
     monkeypatch.setattr(collapse, 'BASELINE_STEPS', 2)
     monkeypatch.setitem(collapse.SIGNALS, name, collapse.SIGNALS[name]._replace(**settings))
     rows = rows_of(collapse.SIGNALS[name].metric, values)
-    found = [judge(rows[: n + 1], name) for n in range(len(rows))]
-    assert ' '.join(alarm.level for alarm in found) == levels
-    # Rows without the metric neither count nor end a streak, and have no news
+    alarms = [judge(rows[: n + 1], name) for n in range(len(rows))]
+    assert ' '.join(alarm.level for alarm in alarms) == levels
+    # Rows without the metric do not count, do not end a streak and have no news
     others = [{'step': 10 * row['step'] + 1} for row in rows]
     spread = [row | {'step': 10 * row['step']} for row in rows]
     history = sorted(spread + others, key=lambda row: row['step'])
     again = [judge(history[: 2 * n + 2], name) for n in range(len(rows))]
-    assert [(x.level, x.reason) for x in again] == [(x.level, x.reason) for x in found]
+    assert [(x.level, x.reason) for x in again] == [(x.level, x.reason) for x in alarms]
     assert not any(alarm.news for alarm in again)
-    assert [x.since for x in again] == [x.since if x.since < 0 else 10 * x.since for x in found]
+    assert [x.since for x in again] == [x.since if x.since < 0 else 10 * x.since for x in alarms]
 
 
-def test_a_policy_that_stops_acting_raises_an_alarm_and_shorter_ways_do_not():
+def test_acting_much_less_raises_an_alarm_and_shorter_solutions_do_not():
     def alarms(last):
         """5.5 actions up to step 10, `last` from step 50 on."""
-        return raised(rows_of('rollout/actions', np.interp(range(100), [10, 50], [5.5, last])))
+        return alarm_steps(rows_of('rollout/actions', np.interp(range(100), [10, 50], [5.5, last])))
 
     # 5.5 - .07 (t - 10) is below .7 x 5.5 = 3.85 from t = 34 on, for the fifth time at 38
     assert alarms(2.7) == {'fewer_actions': 38}
@@ -101,29 +101,29 @@ def test_updates_that_train_nothing_end_the_run():
     assert judge(empty, 'skipped').level == 'ok'
 
 
-def test_a_critic_whose_every_step_is_skipped_is_said_though_the_policy_trains():
-    """Parameters of one of the two had changed, so all was well."""
+def test_a_critic_that_never_updates_is_reported_although_the_policy_trains():
+    """Previously a change in either set of parameters was enough."""
     rows = [{'step': n, 'update/applied': 1.0, 'update/critic_applied': 0.0} for n in range(5)]
     assert 'changed the critic' in collapse.untrained(rows)
     alarms = judge_all(rows, ())
     assert alarms['critic_skipped'].level == 'alarm'
-    held = [row | {'update/applied': math.nan, 'update/critic_applied': 1.0} for row in rows]
-    assert collapse.untrained(held) == ''  # its warm-up lasts for the whole run
+    warm_up = [row | {'update/applied': math.nan, 'update/critic_applied': 1.0} for row in rows]
+    assert collapse.untrained(warm_up) == ''  # the critic's warm-up lasts for the entire run
 
 
 # ---- steps without a token to train on ----------------------------------------------------------
 
 
-def empty_row(lost=0.0, alike=1.0, **others):
+def empty_row(errors=0.0, zero_std=1.0, **others):
     applied = {'update/applied': math.nan, 'filter/empty': 1.0, 'group/all_pass_frac': 0.0}
-    return {'rollout/env_error': lost, 'group/zero_std_frac': alike} | applied | others
+    return {'rollout/env_error': errors, 'group/zero_std_frac': zero_std} | applied | others
 
 
 WHY = {
-    collapse.LOST: empty_row(lost=1.0, alike=math.nan),
-    collapse.TOO_FEW: empty_row(lost=0.8, alike=math.nan),
-    collapse.ALIKE: empty_row(lost=0.2),
-    collapse.DROPPED: empty_row(alike=0.5),
+    collapse.LOST: empty_row(errors=1.0, zero_std=math.nan),
+    collapse.TOO_FEW: empty_row(errors=0.8, zero_std=math.nan),
+    collapse.ALIKE: empty_row(errors=0.2),
+    collapse.DROPPED: empty_row(zero_std=0.5),
 }
 
 
@@ -136,7 +136,7 @@ def test_steps_without_a_trained_token_name_the_reason(reason):
         assert [why for why in WHY if why in text] == [reason]
 
 
-def test_a_run_is_starved_after_so_many_empty_steps_in_a_row():
+def test_a_run_is_starved_after_n_empty_steps_in_a_row():
     def starved(*empty, patience=2):
         return collapse.starved([empty_row(**{'filter/empty': x}) for x in empty], patience)
 
@@ -145,17 +145,17 @@ def test_a_run_is_starved_after_so_many_empty_steps_in_a_row():
     assert collapse.starved([empty_row(), {'eval/success': 0.0}, empty_row()], 2)
 
 
-def test_a_run_in_which_no_group_varies_says_what_helps_and_says_it_once():
-    """An untrained policy in a new world stayed at 0 without a word."""
+def test_a_run_in_which_no_group_varies_logs_one_hint():
+    """Previously an untrained policy in a new world stayed at 0 without a message."""
 
-    def said(*alike, solved=0.0):
-        rows = [empty_row(alike=x, **{'group/all_pass_frac': solved}) for x in alike]
+    def hint_steps(*zero_std, solved=0.0):
+        rows = [empty_row(zero_std=x, **{'group/all_pass_frac': solved}) for x in zero_std]
         return [n for n in range(1, len(rows) + 1) if collapse.no_variance_hint(rows[:n])]
 
-    assert said(*[1.0] * 12) == [5]
-    assert said(1, 1, 1, 1, 0.9, 1, 1, 1, 1, 1, 1) == [10]
-    assert said(1, 1, math.nan, 1, 1, 1) == []
-    assert said(*[1.0] * 12, solved=1.0) == []  # nothing is left to learn
+    assert hint_steps(*[1.0] * 12) == [5]
+    assert hint_steps(1, 1, 1, 1, 0.9, 1, 1, 1, 1, 1, 1) == [10]
+    assert hint_steps(1, 1, math.nan, 1, 1, 1) == []
+    assert hint_steps(*[1.0] * 12, solved=1.0) == []  # nothing is left to learn
 
 
 def test_signals_are_quiet_without_rows_without_a_start_and_with_nan():
@@ -181,8 +181,8 @@ def test_the_smoothed_z_score_by_hand():
 # ---- recorded runs ------------------------------------------------------------------------------
 
 
-def raised(rows):
-    """{signal: first step of its alarm} with the default settings."""
+def alarm_steps(rows):
+    """Return {signal: first step of its alarm} with the default settings."""
     first = {}
     for n in range(1, len(rows) + 1):
         for name, alarm in judge_all(rows[:n], ()).items():
@@ -194,24 +194,24 @@ def raised(rows):
 def test_healthy_runs_raise_no_alarm():
     runs = tables_runs.load([ROOT / 'experiments' / 'demo_cloned'])
     assert len(runs) == 3 and min(len(run.rows) for run in runs) > 200
-    assert [raised(run.rows) for run in runs] == [{}, {}, {}]
+    assert [alarm_steps(run.rows) for run in runs] == [{}, {}, {}]
 
 
 def test_grpo_acts_less_before_it_fails_on_sokoban(monkeypatch):
-    """Sampled tokens, which fall less, stand for actions, which these runs did not record."""
+    """Counts sampled tokens, which fall less: these runs did not record their actions."""
     signal = collapse.SIGNALS['fewer_actions']._replace(limit=0.8)
     monkeypatch.setitem(collapse.SIGNALS, 'fewer_actions', signal)
     first = {}
     for run in tables_runs.load([ROOT / 'experiments' / 'echo_trap']):
         if run.fields['algorithm'] == 'grpo' and run.fields['optim.lr'] == 0.00025:
             tokens = np.diff([row['tokens'] for row in run.rows])
-            alarms = raised(rows_of('rollout/actions', tokens))
+            alarms = alarm_steps(rows_of('rollout/actions', tokens))
             first.setdefault(run.fields['loss.norm'], []).append(alarms.get('fewer_actions'))
     # With the std, success is a quarter below its best at steps 40, 50 and 60
     assert first == {'std': [32, 39, 33], 'mean': [None] * 3}
 
 
-# Real runs that went wrong: train.py with the configs recorded beside their rows (a micro policy,
+# Real runs that went wrong: train.py with the configs recorded with their rows (a micro policy,
 # cloned on half random play of the demo's lake, then 8 x 8 episodes a step). Too large a rate kills
 # the format in 8 steps; an entropy bonus of 0.2 makes noise of it in 8 steps; one of 0.05 lets it
 # first learn (success .11 to .31 at step 35), then lose it again (.11 at 49) as entropy rises.
@@ -224,5 +224,5 @@ RECORDED = {
 
 def test_recorded_collapses_raise_their_alarms():
     runs = {run.name: run for run in tables_runs.load([DATA], ['collapse/mi_share'])}
-    assert {name: raised(run.rows) for name, run in runs.items()} == RECORDED
+    assert {name: alarm_steps(run.rows) for name, run in runs.items()} == RECORDED
     assert runs['ppo_lr_8e-3'].fields['optim.lr'] == 0.008

@@ -1,4 +1,4 @@
-"""Rollout documents: made of rollouts, written as files and drawn as pages."""
+"""Rollout documents: built from rollouts, written to files and rendered as pages."""
 
 import html.parser
 
@@ -87,14 +87,14 @@ def small_document(**kwargs):
 
 
 def document_of(rollout, names=('Left', 'Down'), **kwargs):
-    made = documents.of_rollout(rollout, ByteTokenizer(), 'lake', names, **kwargs)
-    documents.check(made)
-    return made
+    document = documents.of_rollout(rollout, ByteTokenizer(), 'lake', names, **kwargs)
+    documents.check(document)
+    return document
 
 
 def test_a_rollout_becomes_a_document_by_hand():
-    made = small_document(group_size=2, title='step 1')
-    first, second = made['episodes']
+    document = small_document(group_size=2, title='step 1')
+    first, second = document['episodes']
     assert (first['level'], first['group'], first['return']) == (3, 0, 0.9)
     assert first['episode_stop'] == 'terminated' and second['episode_stop'] == 'token_budget'
     assert first['turns'] == [
@@ -110,7 +110,7 @@ def test_a_rollout_becomes_a_document_by_hand():
     ]
     assert first['final_grid'] == [['goal']] and second['final_grid'] is None
     texts = [entry['s'] for entry in first['tokens']]
-    # The prompt's two bytes are one character; sampled tokens stand alone, broken or not.
+    # The prompt's two bytes are one character; sampled tokens are separate, broken or not.
     assert texts == ['', 'é', r'\xc3', r'\xa9', '<|im_end|>', 'h']
     assert [entry['s'] for entry in second['tokens']] == ['h', '[257]']
     assert [entry['k'] for entry in first['tokens']] == list('ppaaap')
@@ -118,55 +118,55 @@ def test_a_rollout_becomes_a_document_by_hand():
     assert first['tokens'][2] == token
     assert first['tokens'][0]['lp'] is None and first['tokens'][0]['adv'] is None
     # -0.1 + 1.0 and -0.1; one turn each, the second cut at its length and out of tokens.
-    assert made['totals'].pop('return') == pytest.approx(0.4)
-    ends = [made['totals'].pop(f'success_{end}') for end in ('low', 'high')]
-    # Both are of one level: Wilson's for one episode. z^2 = 3.841459, margin
+    assert document['totals'].pop('return') == pytest.approx(0.4)
+    ends = [document['totals'].pop(f'success_{end}') for end in ('low', 'high')]
+    # Both have one level: Wilson's interval for one episode. z^2 = 3.841459, margin
     # z sqrt(.25 + z^2 / 4) / (1 + z^2) = 0.445379
     np.testing.assert_allclose(ends, (0.054621, 0.945379), atol=1e-6)
     counts = {'episodes': 2, 'faulty': 0, 'solved': 1, 'turns': 2, 'invalid': 1, 'truncated': 1}
-    assert made['totals'] == counts
-    (both,) = made['groups']
+    assert document['totals'] == counts
+    (both,) = document['groups']
     assert (both['return'], both['return_std']) == pytest.approx((0.4, 0.5**0.5))
     assert (both['sampled'], both['advantages']) == (2.0, None)  # 3 and 1 tokens; none is finite
 
 
-def test_the_interval_on_a_page_takes_levels_as_independent_and_not_their_episodes():
-    """It was Wilson's of all episodes, narrower than that on the screen."""
-    made = small_document()
-    assert '95 % interval 5.5 to 94.5' in render_page(made)
-    made['totals']['success_low'] = 'much'
+def test_the_interval_on_a_page_treats_levels_not_episodes_as_independent():
+    """Previously it was Wilson's over all episodes, narrower than the one in the terminal."""
+    document = small_document()
+    assert '95 % interval 5.5 to 94.5' in render_page(document)
+    document['totals']['success_low'] = 'much'
     with pytest.raises(ValueError, match='success_low'):
-        documents.check(made)
+        documents.check(document)
 
 
-def test_a_turn_whose_world_does_not_say_if_it_is_valid_has_no_badge():
-    """It was called valid, beside "No such action", and counted among 0 invalid answers."""
+def test_a_turn_whose_world_does_not_report_validity_has_no_badge():
+    """Previously it was marked valid next to "No such action", with 0 invalid answers."""
     doubtful = small_rollout().replace(judged=np.array([[False, False], [True, False]]))
-    made = document_of(doubtful, group_size=2)
-    assert [episode['turns'][0]['valid'] for episode in made['episodes']] == [None, False]
-    assert made['totals']['invalid'] is None
-    text = Page(render_page(made)).text
+    document = document_of(doubtful, group_size=2)
+    assert [episode['turns'][0]['valid'] for episode in document['episodes']] == [None, False]
+    assert document['totals']['invalid'] is None
+    text = Page(render_page(document)).text
     assert 'invalid answers' not in text and text.count('invalid answer') == 2  # filter, badge
     known = Page(render_page(small_document(group_size=2))).text
     assert 'invalid answers' in known
 
 
-def test_a_faulty_episode_is_in_no_figure_but_its_own():
+def test_a_faulty_episode_only_counts_as_faulty():
     faulty = small_rollout().replace(
         episode_stop=np.array([EpisodeStop.ENV_ERROR, EpisodeStop.TOKEN_BUDGET])
     )
-    made = document_of(faulty, group_size=2)
-    totals, group_of_two = made['totals'], made['groups'][0]
+    document = document_of(faulty, group_size=2)
+    totals, group_of_two = document['totals'], document['groups'][0]
     assert [totals[name] for name in ('faulty', 'solved', 'return', 'turns')] == [1, 0, -0.1, 1]
     assert (group_of_two['faulty'], group_of_two['return_std']) == (1, None)
     none = faulty.replace(episode_stop=np.full(2, EpisodeStop.ENV_ERROR))
-    made = document_of(none, group_size=2)
-    text = Page(render_page(made)).text
-    assert made['totals']['return'] == 'nan' and '0 of 0' in text
+    document = document_of(none, group_size=2)
+    text = Page(render_page(document)).text
+    assert document['totals']['return'] == 'nan' and '0 of 0' in text
     assert '0.0 %' not in text and 'interval' not in text  # nothing was measured
 
 
-def test_replies_of_worlds_on_hosts_are_those_of_the_log():
+def test_replies_of_worlds_on_hosts_match_the_log():
     rollout = small_rollout().replace(begin=np.array([[1, 5], [1, 0]]))
     line = {'turn': 0, 'seconds': 0.5, 'tries': 1, 'fault': '', 'observation': 'shown', 'item': 7}
     end = line | {'turn': 1, 'seconds': 2.5, 'tries': 3}
@@ -175,30 +175,30 @@ def test_replies_of_worlds_on_hosts_are_those_of_the_log():
     def of(*replies, **more):
         return document_of(rollout, None, replies=replies, **more)
 
-    made = of([line, end], [line, long])
-    # Reply 1 of the first episode opens a prompt; that of the second ended it unseen.
-    texts = [[reply['text'] for reply in episode['replies']] for episode in made['episodes']]
+    document = of([line, end], [line, long])
+    # Reply 1 opens a prompt in the first episode; in the second it ends the episode.
+    texts = [[reply['text'] for reply in episode['replies']] for episode in document['episodes']]
     assert texts[0] == ['', ''] and texts[1][0] == ''
     assert texts[1][1] == 'x' * documents.MAX_REPLY_CHARS + ' [... 5 more characters]'
-    said = made['episodes'][0]['replies'][1]
-    assert said == {'turn': 1, 'seconds': 2.5, 'tries': 3, 'fault': '', 'text': ''}
+    second_reply = document['episodes'][0]['replies'][1]
+    assert second_reply == {'turn': 1, 'seconds': 2.5, 'tries': 3, 'fault': '', 'text': ''}
     figures = {'replies': 4, 'seconds': 1.5, 'slowest': 2.5, 'retries': 4, 'faults': 0}
-    assert made['worlds'] == figures and small_document()['worlds'] is None
-    # Of every second episode, but the figures are of all
+    assert document['worlds'] == figures and small_document()['worlds'] is None
+    # Every second episode is included, but the figures cover all
     some = of([line], [end | {'fault': 'lost'}], every=2)
     assert len(some['episodes']) == 1 and some['worlds']['faults'] == 1
-    # Of two that end a trial and begin the next, the prompt shows the second
-    made = of([line, end | {'observation': 'lost'}, end], [line])
-    assert [reply['text'] for reply in made['episodes'][0]['replies']] == ['', 'lost', '']
+    # If one reply ends a trial and another starts the next, the prompt contains the second
+    document = of([line, end | {'observation': 'lost'}, end], [line])
+    assert [reply['text'] for reply in document['episodes'][0]['replies']] == ['', 'lost', '']
 
 
-def test_a_turn_that_is_written_says_what_it_is_and_takes_no_action():
+def test_a_written_turn_names_its_part_and_takes_no_action():
     rollout = small_rollout().replace(
         part=np.array([[PLAN, 0], [0, 0]]), actions=np.full((2, 2, 2), -1)
     )
     for names in (['Left', 'Down'], None):
-        made = document_of(rollout, names)
-        first, second = (episode['turns'][0] for episode in made['episodes'])
+        document = document_of(rollout, names)
+        first, second = (episode['turns'][0] for episode in document['episodes'])
         assert (first['part'], first['actions']) == ('plan', []) and 'part' not in second
 
 
@@ -212,11 +212,11 @@ def test_pages_of_a_run_link_to_their_neighbours(tmp_path):
 
     def targets(name):
         page = Page((tmp_path / f'{name}.html').read_text(encoding='utf-8'))
-        found = [a['href'] for tag, a in page.elements if tag == 'a' and a['href'][0] == '.']
-        assert all((tmp_path / href).is_file() for href in found)
-        return found
+        hrefs = [a['href'] for tag, a in page.elements if tag == 'a' and a['href'][0] == '.']
+        assert all((tmp_path / href).is_file() for href in hrefs)
+        return hrefs
 
-    assert targets('step_000000') == ['./step_000050.html']  # drawn again when 50 was written
+    assert targets('step_000000') == ['./step_000050.html']  # rendered again when 50 was written
     assert targets('step_000050') == ['./step_000000.html', './step_000100.html']
     assert targets('step_000100') == ['./step_000050.html']
     assert targets('evaluation_test') == ['./step_000100.html']

@@ -34,8 +34,8 @@ def make_plan(name, scale):
 
 
 @pytest.mark.parametrize('name, scale', PLANS)
-def test_every_run_passes_the_config_check_and_has_a_place_in_a_table(name, scale):
-    """sweep_spec.expand refuses impossible configs and duplicates; build refuses mixed cells."""
+def test_every_run_passes_the_config_check_and_is_in_a_table(name, scale):
+    """sweep_spec.expand rejects invalid configs and duplicates; build rejects mixed cells."""
     plan = make_plan(name, scale)
     listed = common.list_runs(plan, range(2))
     expanded = spec.expand(common.load_config(plan.config), listed, source=name)
@@ -43,18 +43,18 @@ def test_every_run_passes_the_config_check_and_has_a_place_in_a_table(name, scal
     configs = {run.name: tables_runs.flatten(run.config) for run in expanded}
     runs = [tables_runs.Run(name, flat, [], {}) for name, flat in configs.items()]
     in_tables = set()
-    for given in plan.tables.values():
-        table = build(runs, make_spec(given | {'seeds': 2}))
+    for fields in plan.tables.values():
+        table = build(runs, make_spec(fields | {'seeds': 2}))
         assert (table.entries.groupby(['row', 'column']).size() == 2).all()
         in_tables |= set(table.entries.run)
         labels = {label for label, _ in table.lines('runs')}
-        if 'env.max_actions_per_turn' not in given['rows']:
+        if 'env.max_actions_per_turn' not in fields['rows']:
             # every row has the name of a cell, not a list of values
-            assert labels <= set(make_spec(given).labels.values())
+            assert labels <= set(make_spec(fields).labels.values())
     assert in_tables == configs.keys()
 
 
-def test_seeds_are_as_asked_and_the_command_line_wins_over_the_plan():
+def test_runs_have_the_requested_seeds_and_the_command_line_overrides_the_plan():
     plan = common.Plan('configs/demo.py', ({'steps': 3, 'optim.lr': 1e-3}, {'steps': 4}), {})
     assert common.list_runs(plan, range(100, 102), taken={'optim.lr'}) == [
         {'seed': 100, 'steps': 3},
@@ -78,7 +78,7 @@ pytestmark = pytest.mark.filterwarnings('ignore:the load_module')
 
 
 def fake_sweep(words, environment):
-    """Stand in for the sweep's process: write what the sweep and its first run write."""
+    """Replace the process of a sweep: write the files of the sweep and its first run."""
     options = dict(word.removeprefix('--').split('=', 1) for word in words[3:])
     base = common.config_of(words[3:])
     for number, run in enumerate(spec.expand(base, spec.load(options['sweep']), source='')):
@@ -99,7 +99,7 @@ def small(**fields):
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """start(scales, *words) -> exit code of an experiment `small`, whose sweep is a fake."""
+    """start(scales, *words) -> exit code of an experiment `small` with a fake sweep."""
     monkeypatch.setattr(common, 'wait_for', fake_sweep)
     monkeypatch.setattr(common, 'FOLDER', tmp_path / 'experiments')
     words = ['--scale=tiny', '--seeds=1', f'--workdir={tmp_path}/w']
@@ -134,12 +134,12 @@ def test_published_runs_are_not_replaced_by_runs_with_other_fields(start, tmp_pa
 
 
 @pytest.mark.soak
-def test_the_claims_are_those_of_the_committed_metrics():
+def test_the_claims_match_the_committed_metrics():
     text = (report.FOLDER / report.PAGE).read_text(encoding='utf-8')
     assert f'<!-- claims -->\n{report.table()}<!-- end of claims -->' in text
 
 
-def test_pages_with_results_of_their_own_show_these(capsys, monkeypatch):
+def test_pages_with_separate_results_show_them(capsys, monkeypatch):
     """transfer and zero_shot have no runs: their tables come from results.jsonl."""
     page = transfer.FOLDER.joinpath('README.md').read_text()
     assert transfer.embed(page, transfer.tables(transfer.load())) == page

@@ -1,4 +1,4 @@
-"""Which signs foretell collapse: made-up runs whose figures are known by hand."""
+"""Signs that predict collapse, on synthetic runs with figures known by hand."""
 
 import math
 
@@ -39,7 +39,7 @@ def changes_of(courses, first=5, last=30):
         (HEALTHY, False, math.nan),
         (COLLAPSED, True, 20),
         ((0.4, 0.3, 0.3, 0.3, 0.3), True, 10),  # exactly three quarters
-        ((0.4, 0.1, 0.4, 0.4, 0.4), False, math.nan),  # a dip that is made good
+        ((0.4, 0.1, 0.4, 0.4, 0.4), False, math.nan),  # a dip that recovers
         ((0.2, 0.4, 0.1, 0.35, 0.1), True, 40),  # mean .183; .35 is above .3
         ((0.4, 0.4, 0.4, 0.4, 0.2), False, math.nan),  # at the last validation only: mean .33
         ((0.1, 0.4, 0.1, 0.1, 0.4), True, math.nan),  # mean .2, but the last one is the best
@@ -53,7 +53,7 @@ def test_collapse_and_its_first_step_by_hand(success, collapsed, onset):
 
 
 def test_a_change_is_relative_to_the_start_and_in_the_direction_of_the_sign():
-    # Steps 0 to 4 have mean 2; 3 is half as much again, 1 half as much less.
+    # Steps 0 to 4 have mean 2; 3 is 50 % above it, 1 is 50 % below.
     rows = [{'step': step, 'x': x} for step, x in enumerate((1, 3, 2, 2, 2, 3, 1, math.nan, 2))]
     steps, values = collapse_signs.change(rows, Sign('x', 1))
     np.testing.assert_array_equal(steps, [5, 6, 8])  # nan was not measured
@@ -63,7 +63,7 @@ def test_a_change_is_relative_to_the_start_and_in_the_direction_of_the_sign():
     assert collapse_signs.early_change(rows, Sign('x', 1), 6, 8) == -0.25
     assert math.isnan(collapse_signs.early_change(rows, Sign('x', 1), 9, 30))
     assert math.isnan(collapse_signs.early_change(rows, Sign('y', 1), 5, 30))
-    # Below 0 a rise is a rise, and from 0 nothing is relative
+    # Below 0 a rise is still a rise; a start of 0 has no relative change
     below = [{'step': step, 'x': x} for step, x in enumerate((-2, -2, -2, -2, -2, -1))]
     np.testing.assert_array_equal(collapse_signs.change(below, Sign('x', 1))[1], [0.5])
     zero = [{'step': step, 'x': x} for step, x in enumerate((0, 0, 0, 0, 0, 1))]

@@ -28,7 +28,7 @@ def without_time(path):
     return [{k: v for k, v in row.items() if k != 'time_s'} for row in read_metrics(path)]
 
 
-def test_numbers_take_their_shortest_form_and_come_back_exactly():
+def test_numbers_have_their_shortest_form_and_round_trip_exactly():
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**32, 2000, dtype=np.uint32).view(np.float32)
     for value in bits[np.isfinite(bits)]:
@@ -41,7 +41,7 @@ def test_numbers_take_their_shortest_form_and_come_back_exactly():
             plain_number(wrong)
 
 
-def test_values_that_are_not_finite_stay_valid_json_and_come_back(tmp_path):
+def test_values_that_are_not_finite_are_valid_json_and_round_trip(tmp_path):
     with RunLog(tmp_path) as log:
         log.write(0, {'a/nan': np.float32('nan'), 'a/inf': -np.inf})
     line = (tmp_path / 'metrics.jsonl').read_text()
@@ -92,7 +92,7 @@ def test_tensorboard_gets_the_same_numbers(tmp_path, monkeypatch):
     assert ('eval/success', 0.25, 7) in scalars
 
 
-def test_the_config_dump_holds_no_secret_and_keeps_the_rest(tmp_path, monkeypatch):
+def test_the_config_dump_contains_no_secret_and_keeps_the_rest(tmp_path, monkeypatch):
     monkeypatch.setenv('SERVICE_TOKEN', 'canary-from-environment')
     config = {
         'rollout': {'max_tokens': 3072, 'tokenizer': 'x.model', 'sizes': (1, 2.5, None, True)},
@@ -126,8 +126,8 @@ def test_the_config_dump_holds_no_secret_and_keeps_the_rest(tmp_path, monkeypatc
     assert document['argv'][5:7] == ['--workdir', 'runs/a']
 
 
-def test_wandb_continues_the_run_of_a_folder_and_never_sees_a_secret(tmp_path, monkeypatch):
-    """The id was a hash of the path: containers shared a run, and `rm -rf` went on with the old."""
+def test_wandb_continues_the_run_of_a_folder_and_never_gets_a_secret(tmp_path, monkeypatch):
+    """The id was a path's hash: containers shared a run, and `rm -rf` did not start a new one."""
     calls = []
     run = types.SimpleNamespace(
         log=lambda row, step: calls.append(row | {'at': step}), finish=lambda: None
@@ -135,12 +135,12 @@ def test_wandb_continues_the_run_of_a_folder_and_never_sees_a_secret(tmp_path, m
     wandb = types.SimpleNamespace(init=lambda **kwargs: calls.append(kwargs) or run)
     monkeypatch.setitem(sys.modules, 'wandb', wandb)
     config = {'lr': 0.1, 'api_key': CANARY}
-    given = dict(wandb_project='p', config=config)
-    for begins_anew in (False, True, False):
-        with RunLog(tmp_path / 'run', **given) as log:
+    options = dict(wandb_project='p', config=config)
+    for remove_folder in (False, True, False):
+        with RunLog(tmp_path / 'run', **options) as log:
             log.write(len(calls), {'a/x': 2})
         assert (tmp_path / 'run' / 'wandb_id').read_text() == f'{calls[-2]["id"]}\n'
-        if begins_anew:
+        if remove_folder:
             shutil.rmtree(tmp_path / 'run')
     first, second, third = calls[::2]
     assert first['id'] == second['id'] != third['id'] and first['resume'] == 'allow'
@@ -149,7 +149,7 @@ def test_wandb_continues_the_run_of_a_folder_and_never_sees_a_secret(tmp_path, m
     assert calls[1]['a/x'] == 2 and calls[1]['step'] == calls[1]['at'] == 1
     assert first['config'] == {'lr': 0.1, 'api_key': '***'} and config['api_key'] == CANARY
     assert first['settings'] == {'x_disable_meta': True}  # which would hold the command line
-    with RunLog(tmp_path / 'other', process_index=1, tensorboard=True, **given) as log:
+    with RunLog(tmp_path / 'other', process_index=1, tensorboard=True, **options) as log:
         log.write(0, {'a/x': 1})
     assert len(calls) == 6 and not (tmp_path / 'other').exists()  # process 0 alone
 
@@ -197,35 +197,35 @@ def test_progress_on_a_terminal_draws_a_bar_and_continues_a_resumed_run(monkeypa
 
 
 def compile_events(name, seconds):
-    """What JAX tells of a compilation, around `seconds` of it."""
+    """Emit the events of a compilation that takes `seconds`."""
     jax.monitoring.record_scalar(processes.COMPILE_EVENT, 0.0, fun_name=f'jit({name})')
     time.sleep(seconds)
     jax.monitoring.record_event_duration_secs(processes.COMPILE_EVENT, seconds, fun_name=name)
 
 
-def test_what_takes_long_to_compile_is_said_while_it_does(tmp_path):
-    """Step 0 said nothing for minutes."""
-    said = []
-    with Compiling(said.append, workdir=tmp_path, long_s=0.1) as compiling:
+def test_long_compilations_are_reported_while_they_run(tmp_path):
+    """Previously step 0 printed nothing for minutes."""
+    messages = []
+    with Compiling(messages.append, workdir=tmp_path, long_s=0.1) as compiling:
         compile_events('add', 0.0)
-        assert said == [] and compiling.now() is None
+        assert messages == [] and compiling.now() is None
         jax.monitoring.record_scalar(processes.COMPILE_EVENT, 0.0, fun_name='jit(learn)')
         deadline = time.monotonic() + 10
-        while not said and time.monotonic() < deadline:
+        while not messages and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert said == ['compiling the update'] and compiling.now() == {'the update': '0 s'}
+        assert messages == ['compiling the update'] and compiling.now() == {'the update': '0 s'}
         jax.monitoring.record_event_duration_secs(processes.COMPILE_EVENT, 65.4, fun_name='x')
-        assert said[1:] == ['compiled the update: 65 s'] and compiling.now() is None
+        assert messages[1:] == ['compiled the update: 65 s'] and compiling.now() is None
     compile_events('learn', 0.0)
-    assert len(said) == 2
-    with Compiling(said.append, workdir=tmp_path, long_s=0.1):  # of a run that was resumed
+    assert len(messages) == 2
+    with Compiling(messages.append, workdir=tmp_path, long_s=0.1):  # of a resumed run
         compile_events('learn', 0.5)
-    assert said[2:] == ['compiling the update (65 s last time)', 'compiled the update: 0 s']
+    assert messages[2:] == ['compiling the update (65 s last time)', 'compiled the update: 0 s']
     (tmp_path / 'compiled.json').write_text('[')
-    assert Compiling(said.append, workdir=tmp_path).now() is None
+    assert Compiling(messages.append, workdir=tmp_path).now() is None
 
 
-def test_the_name_of_a_program_is_that_of_its_function():
+def test_a_program_is_named_after_its_function():
     names = {}
 
     class Counter(processes.CompileCounter):

@@ -9,7 +9,7 @@ from agentrl_jax.measure.metrics import rollout_metrics
 from agentrl_jax.types import EpisodeStop, TurnStop
 
 GROUP_SIZE = 2
-measured = jax.jit(rollout_metrics, static_argnums=1)
+compute_metrics = jax.jit(rollout_metrics, static_argnums=1)
 
 
 def make_rollout(**changes):
@@ -17,7 +17,7 @@ def make_rollout(**changes):
 
     group 0: rewards (1, 0), (0, -0.5 with a penalty of -0.1); group 1: solved, and a faulty one.
     """
-    made = toy.rollout_of(
+    rollout = toy.rollout_of(
         [[(1, 5)], [(1, 2), (1, 4)], [(1, 3)], [(1, 7)]],
         [[1, 0], [0, -0.5], [2, 0], [50, 0]],
         length=8,
@@ -38,16 +38,16 @@ def make_rollout(**changes):
         'valid': np.array([[1, 0], [0, 1], [1, 0], [0, 0]], bool),
         'num_actions': np.array([[1, 0], [0, 1], [1, 0], [1, 0]]),
         'actions': np.array([[[2], [-1]], [[-1], [3]], [[2], [-1]], [[0], [-1]]]),
-        'episode_stop': made.episode_stop.at[1].set(EpisodeStop.TOKEN_BUDGET),
+        'episode_stop': rollout.episode_stop.at[1].set(EpisodeStop.TOKEN_BUDGET),
         'success': np.array([1, 0, 1, 1], bool),
         'level': np.array([0, 0, 1, 1]),
     }
-    return made.replace(**jax.tree.map(jnp.asarray, fields | changes))
+    return rollout.replace(**jax.tree.map(jnp.asarray, fields | changes))
 
 
 @pytest.fixture(scope='module')
 def metrics():
-    return measured(make_rollout(), GROUP_SIZE)
+    return compute_metrics(make_rollout(), GROUP_SIZE)
 
 
 def test_metrics_of_a_rollout_by_hand(metrics):
@@ -79,27 +79,27 @@ def test_metrics_of_a_rollout_by_hand(metrics):
         assert metrics[name].dtype == jnp.float32 and metrics[name].shape == ()
 
 
-def test_a_faulty_episode_changes_only_its_own_count(metrics):
+def test_a_faulty_episode_changes_only_the_count_of_faults(metrics):
     poisoned = make_rollout(
         rewards=np.array([[1, 0], [0, -0.5], [2, 0], [np.nan, np.inf]], np.float32),
         success=np.array([1, 0, 1, 0], bool),
         actions=np.array([[[2], [-1]], [[-1], [3]], [[2], [-1]], [[2], [-1]]]),
     )
-    for name, value in measured(poisoned, GROUP_SIZE).items():
+    for name, value in compute_metrics(poisoned, GROUP_SIZE).items():
         np.testing.assert_array_equal(value, metrics[name], err_msg=name)
 
 
-def test_without_any_healthy_episode_nothing_was_measured():
-    """A rollout whose worlds had all failed was one of success 0, whose groups all varied."""
+def test_without_healthy_episodes_all_other_metrics_are_nan():
+    """Previously a rollout in which all worlds failed had success 0 and varied groups."""
     rollout = make_rollout(episode_stop=np.full(4, EpisodeStop.ENV_ERROR))
-    metrics = measured(rollout, GROUP_SIZE)
+    metrics = compute_metrics(rollout, GROUP_SIZE)
     assert metrics.pop('rollout/env_error') == 1
     assert all(np.isnan(value) for value in metrics.values())
 
 
 def test_without_two_healthy_members_no_group_has_a_spread():
     stop = np.array([EpisodeStop.TERMINATED, EpisodeStop.ENV_ERROR] * 2)
-    metrics = measured(make_rollout(episode_stop=stop), GROUP_SIZE)
+    metrics = compute_metrics(make_rollout(episode_stop=stop), GROUP_SIZE)
     unknown = {name for name, value in metrics.items() if np.isnan(value)}
     assert unknown == {'group/return_std', 'group/zero_std_frac', 'echo/distinct_actions'}
 
@@ -111,7 +111,7 @@ def test_equal_returns_of_a_group_count_as_zero_std_despite_rounding():
         penalties=np.zeros((4, 2), np.float32),
         episode_stop=np.full(4, EpisodeStop.TERMINATED),
     )
-    assert measured(rollout, GROUP_SIZE)['group/zero_std_frac'] == 0.5
+    assert compute_metrics(rollout, GROUP_SIZE)['group/zero_std_frac'] == 0.5
 
 
 def reference_repeated_ngrams(tokens, mask, turn, n):

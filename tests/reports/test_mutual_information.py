@@ -29,13 +29,13 @@ SETTINGS = information.Settings(
 reduced = jax.jit(information.reduce_matrix)
 
 
-def reduce(matrix, own, *, lengths=None, used=None, prompt_used=None, same=None):
+def reduce(matrix, prompt_of, *, lengths=None, used=None, prompt_used=None, same=None):
     rows, columns = np.shape(matrix)
     pairs = information.Pairs(
         row=None,
         start=None,
         length=jnp.ones(rows, jnp.int32) if lengths is None else jnp.asarray(lengths),
-        own=jnp.asarray(own),
+        own=jnp.asarray(prompt_of),
         used=jnp.ones(rows, bool) if used is None else jnp.asarray(used),
         prompt_row=None,
         prompt_length=None,
@@ -73,21 +73,21 @@ def test_the_four_regimes_and_the_bound_log_n():
 
 
 def test_equal_prompts_do_not_lower_the_share():
-    """Four columns of two prompts can hold log 2, and their share was at most a half."""
-    alike = np.kron(np.eye(2, dtype=bool), np.ones((2, 2), bool))
-    out = reduce(np.where(alike, -1.0, -200.0), np.arange(4), same=alike)
+    """Four columns of two prompts can hold log 2; previously their share was at most a half."""
+    equal = np.kron(np.eye(2, dtype=bool), np.ones((2, 2), bool))
+    out = reduce(np.where(equal, -1.0, -200.0), np.arange(4), same=equal)
     assert out['mi'] == pytest.approx(math.log(2), abs=1e-6)
     assert out['mi_share'] == pytest.approx(1, abs=1e-6)
 
 
-def test_without_two_different_prompts_nothing_is_known():
+def test_without_two_different_prompts_the_information_is_nan():
     everything = np.ones((2, 2), bool)
     assert math.isnan(reduce(np.zeros((2, 2)), [0, 1], same=everything)['mi'])
     assert math.isnan(reduce(np.zeros((2, 2)), [0, 1], prompt_used=[True, False])['mi'])
     assert math.isnan(reduce(np.zeros((2, 2)), [0, 1], used=[False, False])['mi'])
 
 
-def slow_reference(matrix, lengths, own, used, prompt_used, same):
+def slow_reference(matrix, lengths, prompt_of, used, prompt_used, same):
     """Float64, one number at a time."""
     columns = [j for j, ok in enumerate(prompt_used) if ok]
     out = {'mi': [], 'mi_token': [], 'marginal': [], 'hit': [], 'hit_2': [], 'chance': []}
@@ -96,32 +96,32 @@ def slow_reference(matrix, lengths, own, used, prompt_used, same):
             continue
         for name, values in (('mi', row), ('mi_token', row / max(lengths[i], 1))):
             mixture = sum(math.exp(values[j]) for j in columns) / len(columns)
-            out[name].append(values[own[i]] - math.log(mixture))
+            out[name].append(values[prompt_of[i]] - math.log(mixture))
         out['marginal'].append(math.log(mixture))
         ranked = sorted(columns, key=lambda j: -row[j])
-        out['hit'].append(same[own[i]][ranked[0]])
-        out['hit_2'].append(any(same[own[i]][j] for j in ranked[:2]))
-        out['chance'].append(sum(same[own[i]][j] for j in columns) / len(columns))
+        out['hit'].append(same[prompt_of[i]][ranked[0]])
+        out['hit_2'].append(any(same[prompt_of[i]][j] for j in ranked[:2]))
+        out['chance'].append(sum(same[prompt_of[i]][j] for j in columns) / len(columns))
     means = {name: np.mean(values) for name, values in out.items() if name != 'marginal'}
     return means | {'z': means['mi_token'] / (np.std(out['marginal']) + 1e-3)}
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_the_reduction_is_that_of_a_slow_reference(seed):
+def test_the_reduction_matches_a_slow_reference(seed):
     rows, columns, rng = 6, 4, np.random.default_rng(seed)
     matrix = -rng.random((rows, columns)) * 6
-    lengths, own = rng.integers(1, 9, rows), rng.integers(columns, size=rows)
+    lengths, prompt_of = rng.integers(1, 9, rows), rng.integers(columns, size=rows)
     prompt_used = rng.random(columns) < 0.8
     prompt_used[:2] = True
     kind = rng.integers(columns, size=columns)  # equal numbers: equal prompts
     kind[:2] = 0, 1
     same = kind[:, None] == kind[None]
-    used = (rng.random(rows) < 0.8) & prompt_used[own]
+    used = (rng.random(rows) < 0.8) & prompt_used[prompt_of]
     if not used.any():
         return
-    slow = slow_reference(matrix, lengths, own, used, prompt_used, same)
-    fast = reduce(matrix, own, lengths=lengths, used=used, prompt_used=prompt_used, same=same)
+    slow = slow_reference(matrix, lengths, prompt_of, used, prompt_used, same)
+    fast = reduce(matrix, prompt_of, lengths=lengths, used=used, prompt_used=prompt_used, same=same)
     assert fast['mi'] == pytest.approx(slow['mi'], abs=1e-5)
     assert fast['mi_token'] == pytest.approx(slow['mi_token'], abs=1e-5)
     assert fast['mi_z'] == pytest.approx(slow['z'], rel=1e-3, abs=1e-4)
@@ -175,7 +175,7 @@ def toy_model(params, tokens, positions, attention_mask):
     return toy.toy_hidden(MODEL, tokens, positions, attention_mask)
 
 
-def test_an_entry_is_the_answer_behind_the_other_prompt():
+def test_an_entry_scores_the_answer_after_the_other_prompt():
     rollout = toy_rollout()
     tokens = np.asarray(rollout.tokens)
     embed, mix, head = (np.asarray(MODEL[name], np.float64) for name in ('embed', 'mix', 'head'))
@@ -233,14 +233,14 @@ def table():
         ('no end </thi', 'no end </thi'),
     ],
 )
-def test_reasoning_ends_where_the_tags_begin(response, reasoning):
+def test_reasoning_ends_where_the_tags_start(response, reasoning):
     ids = tiny.tokenizer().encode(response)
     tokens, live = jnp.array([ids + [0] * 3]), jnp.arange(len(ids) + 3)[None] < len(ids)
     length = int(answers.reasoning_length(table(), tokens, live)[0])
     assert tiny.tokenizer().decode(ids[:length]).strip() == reasoning
 
 
-def test_the_own_prompt_gives_the_sampler_s_log_probabilities():
+def test_an_answer_after_its_prompt_has_the_sampler_s_log_probabilities():
     out, _ = tiny.played('frozen_lake')
     task = tiny.task('frozen_lake')
     settings = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Rollout pages: worlds played again from the tokens, and what the document says of an episode."""
+"""Rollout pages: worlds replayed from the tokens, and the description of an episode."""
 
 import functools
 import json
@@ -20,8 +20,8 @@ def replayed(name):
 
 @pytest.mark.soak
 @pytest.mark.parametrize('name', tiny.NAMES)
-def test_replayed_worlds_are_those_of_the_rollout(name):
-    """Cell for cell those of a replay by hand: before every turn, and after the last."""
+def test_replayed_worlds_match_the_rollout(name):
+    """Cell for cell as in a replay by hand, before every turn and after the last."""
     out, _ = tiny.played(name)
     env, grids = tiny.task(name).env, replayed(name)
     for b in range(16):
@@ -57,7 +57,7 @@ def document(tmp_path_factory):
     return write_some(tmp_path_factory.mktemp('run'), limit=16, **extras)[1]
 
 
-def test_the_document_holds_every_token_and_turn(document):
+def test_the_document_contains_every_token_and_turn(document):
     out, _ = tiny.played('frozen_lake')
     assert document['env'] == 'frozen_lake' and len(document['episodes']) == 16
     names = tiny.task('frozen_lake').env.ACTION_NAMES
@@ -83,13 +83,13 @@ def test_the_document_holds_every_token_and_turn(document):
 
 
 def test_a_page_names_the_arm_that_was_pulled():
-    """Of a bandit the action is the place of the arm, and pages named it out of all arms."""
+    """A bandit's action is the position of the arm; previously pages looked it up in all arms."""
     env, params = tiny.environment('bandit')
     names = functools.partial(env.names_of, params=params)
-    made = document_of(small_rollout(), names)  # arms 1 and 0 of level 3
-    shown = env.cells(env.reset_level(3, params))[0]
-    assert names(3) == shown and len(set(shown)) == 2
-    assert made['episodes'][0]['turns'][0]['actions'] == shown[::-1]
+    result = document_of(small_rollout(), names)  # arms 1 and 0 of level 3
+    arms = env.cells(env.reset_level(3, params))[0]
+    assert names(3) == arms and len(set(arms)) == 2
+    assert result['episodes'][0]['turns'][0]['actions'] == arms[::-1]
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_every_nth_episode_by_hand(count, limit, group_size, n):
     assert pages.every_nth(count, limit, group_size) == n
 
 
-def test_a_run_that_goes_on_has_the_pages_of_one_that_never_stopped(tmp_path):
-    """Those of later steps stayed, and pages of a mixture linked to what was not yet played."""
+def test_a_resumed_run_has_the_pages_of_one_that_never_stopped(tmp_path):
+    """Previously later pages stayed, and pages of a mixture linked to steps not played yet."""
 
     def write_steps(run, *steps):
         for step in steps:
@@ -111,15 +111,15 @@ def test_a_run_that_goes_on_has_the_pages_of_one_that_never_stopped(tmp_path):
     def texts(run):
         return {path.name: path.read_text() for path in (run / 'rollouts').iterdir()}
 
-    whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-    write_steps(whole, 0, 5, 7)
+    complete, killed = tmp_path / 'whole', tmp_path / 'killed'
+    write_steps(complete, 0, 5, 7)
     write_steps(killed, 0, 5, 7)
-    (killed / 'rollouts' / 'evaluation_test.json').write_text('')  # of no step
+    (killed / 'rollouts' / 'evaluation_test.json').write_text('')  # belongs to no step
     pages.cut(killed, 8)
     assert len(texts(killed)) == 2 * 2 * 3 + 1
     pages.cut(killed, 5)
     (killed / 'rollouts' / 'evaluation_test.json').unlink()
-    left = texts(killed)
-    assert len(left) == 2 * 2 * 1 and not any('step_000005' in text for text in left.values())
+    rest = texts(killed)
+    assert len(rest) == 2 * 2 * 1 and not any('step_000005' in text for text in rest.values())
     write_steps(killed, 5, 7)
-    assert texts(killed) == texts(whole)
+    assert texts(killed) == texts(complete)

@@ -12,9 +12,9 @@ def test_the_summary_is_the_mean_over_seeds_where_all_have_values():
     runs = [rows_of([0.0, 0.2, 0.4]), rows_of([0.2, 0.4, 0.6, 0.8]), []]
     curve = summarise(runs, 'eval/success', 'step')
     assert len(curve.seeds) == 2
-    np.testing.assert_allclose(curve.x, [0, 1, 2])  # step 3 is known of one seed only
+    np.testing.assert_allclose(curve.x, [0, 1, 2])  # only one seed has step 3
     np.testing.assert_allclose(curve.centre, [0.1, 0.3, 0.5])
-    assert curve.low is None and curve.high is None  # of two seeds there is no interval
+    assert curve.low is None and curve.high is None  # two seeds have no interval
 
 
 def test_the_interval_of_five_seeds_by_hand():
@@ -43,7 +43,7 @@ def test_neighbouring_values_are_joined_by_hand():
     np.testing.assert_allclose(y, [2, 7, 4])
     assert points([], 'x', 'step', 2)[0].size == 0
     panel = Panel('', 'x', {'a': [rows], 'b': [[]]}, {})
-    assert [joined(panel, 'step', most) for most in (2, 3, 5, 100)] == [3, 2, 1, 1]
+    assert [joined(panel, 'step', limit) for limit in (2, 3, 5, 100)] == [3, 2, 1, 1]
 
 
 def of_values(*values):

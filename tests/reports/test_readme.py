@@ -1,4 +1,4 @@
-"""READMEs: their commands parse, their links lead somewhere, and their examples run."""
+"""READMEs: their commands parse, their links resolve, and their examples run."""
 
 import importlib
 import importlib.util
@@ -72,7 +72,7 @@ def test_a_command_names_modules_configs_fields_and_flags_that_exist(command):
 
 
 @pytest.mark.parametrize('document', DOCUMENTS)
-def test_every_link_and_picture_leads_somewhere(document):
+def test_every_link_and_picture_exists(document):
     for target in re.findall(r'\]\(([^)\s]+)\)', DOCUMENTS[document]):
         path, _, heading = target.partition('#')
         linked = ROOT / document if not path else (ROOT / document).parent / path
@@ -84,7 +84,7 @@ def test_every_link_and_picture_leads_somewhere(document):
 
 
 def load(source, folder):
-    """A code block as a module."""
+    """Load a code block as a module."""
     path = folder / 'block.py'
     path.write_text(source, encoding='utf-8')
     spec = importlib.util.spec_from_file_location('block', path)
@@ -106,7 +106,7 @@ def test_the_example_algorithm_by_hand(tmp_path):
     method = re.sub('^', '    ', blocks('python', DOCUMENTS['README.md'])[1].strip(), flags=re.M)
     assert method in (PACKAGE / 'algorithms' / 'grpo.py').read_text(encoding='utf-8')
     (source,) = (block for block in blocks('python') if 'class Imitation' in block)
-    # Group (1, 2, 3, 6): mean 3, only 6 lies above. Group (1, 1, 1, 1): nobody does.
+    # Group (1, 2, 3, 6): mean 3, only 6 is above. Group (1, 1, 1, 1): none is.
     rewards = np.array([[1], [2], [3], [6], [1], [1], [1], [1]])
     out = toy.rollout_of([[(1, 2)]] * 8, rewards, length=4)
     imitation = load(source, tmp_path).Imitation()

@@ -20,10 +20,10 @@ from agentrl_jax.measure import stats
     ],
 )
 def test_wilson_interval_by_hand(successes, n, interval):
-    found = stats.wilson_interval(successes, n)
-    np.testing.assert_allclose(found, interval, atol=5e-5)
+    result = stats.wilson_interval(successes, n)
+    np.testing.assert_allclose(result, interval, atol=5e-5)
     mirrored = stats.wilson_interval(n - successes, n)
-    np.testing.assert_allclose(mirrored, (1 - found[1], 1 - found[0]), atol=1e-12)
+    np.testing.assert_allclose(mirrored, (1 - result[1], 1 - result[0]), atol=1e-12)
     with pytest.raises(ValueError, match='successes'):
         stats.wilson_interval(n + 1, n)
 
@@ -46,7 +46,7 @@ def test_bootstrap_by_hand():
 
 
 @pytest.mark.parametrize('runs, coverage', [(3, 0.76), (5, 0.90), (10, 0.93)])
-def test_bootstrap_coverage_is_as_the_tables_state(runs, coverage):
+def test_bootstrap_coverage_matches_the_tables(runs, coverage):
     """Normal runs around 0, so that the IQM's true value is 0; error of 500 cases: 0.01 to 0.02."""
     cases = np.random.default_rng(1).normal(size=(500, runs))
     low, high = np.array(
@@ -84,8 +84,8 @@ def test_paired_statistics_by_hand():
     # P(|T| > t) = 1 - t / sqrt(2 + t^2); the two-sided 5 % point of t is 4.302653
     assert stats.paired_p([2, 4, 6], [1, 2, 3]) == pytest.approx(1 - np.sqrt(12 / 14))
     margin = 4.302653 / np.sqrt(3)
-    found = stats.paired_difference([2, 4, 6], [1, 2, 3])
-    np.testing.assert_allclose(found, (2, 2 - margin, 2 + margin), rtol=1e-6)
+    difference = stats.paired_difference([2, 4, 6], [1, 2, 3])
+    np.testing.assert_allclose(difference, (2, 2 - margin, 2 + margin), rtol=1e-6)
     assert stats.paired_p([1, 2], [1, 2]) == 1
     assert stats.paired_difference([1, 2], [1, 2]) == (0, 0, 0)
     # Gaps -1, 0, 1: t of 2 degrees at 95 % is 2.919986, so the 90 % interval is +- 1.68586
@@ -98,7 +98,7 @@ def test_paired_statistics_by_hand():
     [
         ([1], [2]),  # one pair
         ([0.1] * 5, [0.1] * 5),  # all runs have one value
-        ([0.6 + 1 / 128, 0.7 + 1 / 128], [0.6, 0.7]),  # equal gaps, whatever their rounding
+        ([0.6 + 1 / 128, 0.7 + 1 / 128], [0.6, 0.7]),  # equal gaps up to rounding
     ],
 )
 def test_pairs_without_noise_are_not_tested(ours, theirs):
@@ -107,7 +107,7 @@ def test_pairs_without_noise_are_not_tested(ours, theirs):
 
 
 def test_holm_by_hand():
-    # Of four .01 x 4, .02 x 3, .03 x 2 = .06 and .04 x 1, which is no less than the one before.
+    # Four values: .01 x 4, .02 x 3, .03 x 2 = .06 and .04 x 1, raised to the .06 before it.
     np.testing.assert_allclose(stats.holm([0.03, 0.01, 0.04, 0.02]), [0.06, 0.04, 0.06, 0.06])
     np.testing.assert_array_equal(stats.holm([0.6, np.nan, 0.3]), [0.6, np.nan, 0.6])
     np.testing.assert_array_equal(stats.holm([0.7, 0.8]), [1, 1])

@@ -1,4 +1,4 @@
-"""Tables of runs whose figures are known: by hand, from folders, compacted and committed."""
+"""Tables of runs with known figures: by hand, from folders, compacted and committed."""
 
 import json
 import lzma
@@ -19,11 +19,11 @@ from agentrl_jax.run.config import as_json, effective, get_config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RANDOM = {'bandit': 0.5, 'sokoban': 0.2}
-CLEAN = {'clone': {'episodes': 64, 'oracle': 1.0}}  # a clone of the expert's own play
+CLEAN = {'clone': {'episodes': 64, 'oracle': 1.0}}  # a clone of the expert
 
 
 def write_run(folder, seed, successes, *, algorithm='ppo', env='sokoban', steps=20, **more):
-    """A run's folder as a sweep and training leave it; a validation every 10 steps."""
+    """Write the folder of a run like a sweep and training, with a validation every 10 steps."""
     config = {'seed': seed, 'steps': steps, 'algorithm': algorithm, 'env': {'name': env}} | more
     folder.mkdir(parents=True)
     text = json.dumps({'name': folder.name, 'overrides': {'seed': seed}, 'config': config})
@@ -78,7 +78,7 @@ def sweep(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def clones(tmp_path_factory):
-    """Of sokoban and of another size of it, seeds 0 and 7; one that was trained further."""
+    """Clones on sokoban and another size of it, seeds 0 and 7; one was trained further."""
     folder = tmp_path_factory.mktemp('clones')
     for seed in (0, 7):
         write_run(folder / f'clone-{seed}', seed, [0.8 + 0.01 * seed], steps=0, **CLEAN)
@@ -146,7 +146,7 @@ def test_a_cell_by_hand(sweep):
         ('last-three', [1.95 / 3, 1.76 / 3, 1.57 / 3]),
     ],
 )
-def test_where_the_value_is_taken(sweep, at, expected):
+def test_the_step_at_which_runs_are_read(sweep, at, expected):
     np.testing.assert_allclose(values(table_of(sweep, at=at), column='bandit'), expected)
 
 
@@ -169,8 +169,8 @@ def longer(tmp_path):
         ('area', 0.225, 0.24),
     ],
 )
-def test_runs_are_read_where_the_one_that_sampled_fewest_ends(longer, at, ppo, grpo):
-    """An arm whose episodes are longer had more tokens to learn from at the same step."""
+def test_runs_are_compared_at_the_smallest_number_of_tokens(longer, at, ppo, grpo):
+    """An arm with longer episodes has more tokens to learn from at the same step."""
     table = table_of(longer, at=at, baseline='ppo')
     cell = cells(table)['grpo', 'sokoban']
     assert table.tokens == {'sokoban': 140}
@@ -194,19 +194,19 @@ def test_probability_of_improvement_and_the_column_over_all(sweep):
     assert 0 <= bandit['p_low'] < bandit['p_better'] < bandit['p_high'] <= 1
     assert sokoban['p_better'] == 1 and np.isnan(sokoban['p_low'])  # 1 in every draw
     assert total['p_better'] == pytest.approx((7.5 / 9 + 1) / 2)
-    # Seed by seed .9 - .7, .8 - .75, .7 - .6; of one pair there is no interval.
+    # Seed by seed .9 - .7, .8 - .75, .7 - .6; one pair has no interval.
     assert bandit['gain'] == pytest.approx(0.35 / 3)
     assert sokoban['gain'] > 0 and np.isnan(sokoban['gain_low'])
     assert np.isnan(by_cell['grpo', 'bandit']['gain'])
     # .3 .35 .4 .7 .8 .9 without one at either end: 2.25 / 4.
     assert total['iqm'] == pytest.approx(2.25 / 4)
-    # Three runs in one column and one in the other: nothing that a row could be compared by.
+    # Three runs in one column and one in the other: rows cannot be compared.
     assert np.isnan(by_cell['grpo', 'all']['iqm'])
     assert by_cell['random play', 'all']['mean'] == pytest.approx(0.35)
 
 
 def test_differences_from_the_baseline_are_tested_together(tmp_path):
-    """Of many comparisons at 5 % one in twenty would be found where there is nothing."""
+    """Without correction, one in twenty comparisons at 5 % would report a false difference."""
     ends = {
         ('ppo', 'bandit'): (0.5, 0.6, 0.7),
         ('grpo', 'bandit'): (0.51, 0.6, 0.69),  # .01, 0, -.01
@@ -221,7 +221,7 @@ def test_differences_from_the_baseline_are_tested_together(tmp_path):
             write_run(folder, seed, [0.1, p, p], algorithm=algorithm, env=env)
     table = table_of(tmp_path, baseline='ppo', margin=0.02, overall=True)
     by_cell = cells(table)
-    # Three tests; of one pair there is none. rloo has t = 2 sqrt 3, p = 1 - sqrt(12 / 14).
+    # Three tests; a single pair has no test. rloo has t = 2 sqrt 3, p = 1 - sqrt(12 / 14).
     # grpo on sokoban has mean .31 / 3 and error .01 / 3, t = 31: p = 1 - sqrt(961 / 963)
     least = 1 - np.sqrt(961 / 963)
     tested = [('grpo', 'bandit'), ('rloo', 'bandit'), ('grpo', 'sokoban')]
@@ -234,11 +234,11 @@ def test_differences_from_the_baseline_are_tested_together(tmp_path):
     assert not table_of(tmp_path, baseline='ppo').cells.same.any()
 
 
-def test_tables_are_the_golden_ones(sweep, tmp_path):
+def test_tables_match_the_golden_text(sweep, tmp_path):
     table = table_of(sweep, baseline='grpo', overall=True, margin=0.3, seeds=4)
     forms = (render.markdown, render.latex, render.csv_text, render.runs_csv)
     parts = {form.__name__: form(table) for form in forms}
-    # Rows by number that start from different policies; one run was planned and has not begun
+    # Rows by number that start from different policies; one planned run has not started
     method = {'loss': {'kl_coef': 0.0, 'clip_low': 0.2, 'clip_high': 0.28}}
     method |= {'curriculum': {'rounds': []}}
     for i, keep in enumerate((1.0, 0.25, 0.5)):
@@ -264,86 +264,86 @@ def test_markup_in_a_name_stays_text(sweep):
 # ---- clones ------------------------------------------------------------------------------------
 
 
-def shown_clones(runs, clones, **fields):
+def clone_rows(runs, clones, **fields):
     table = table_of(None, runs=runs, clones=clones, **fields)
     return {label: [len(cell['values']) for cell in x] for label, x in table.lines('clone')}
 
 
-def test_a_clone_is_compared_with_the_runs_that_see_what_it_sees(sweep, clones):
+def test_a_clone_is_compared_with_runs_of_the_same_environment(sweep, clones):
     runs, known = load([sweep]), load([clones])
     table = table_of(None, runs=runs, clones=known)
     entries = table.entries_of('expert clone', 'sokoban', 'clone')
     assert [(entry['run'], entry['value']) for entry in entries] == [('clone-0', 0.8)]
-    assert shown_clones(runs, known) == {'expert clone': [0, 1]}
+    assert clone_rows(runs, known) == {'expert clone': [0, 1]}
     again = next(run for run in known if run.name == 'clone-0')._replace(name='again')
     with pytest.raises(ValueError, match='clone-0, again'):
         table_of(None, runs=runs, clones=[*known, again])
     for fields in ({'metric': 'eval/return'}, {'at': 'area'}):
-        assert not shown_clones(runs, known, **fields)
+        assert not clone_rows(runs, known, **fields)
     boxes = {'ppo': 2, 'grpo': 1}
     runs = [
         run._replace(fields=run.fields | {'sokoban.num_boxes': boxes[run.fields['algorithm']]})
         for run in runs
     ]
     known = [run._replace(fields={'sokoban.num_boxes': 1} | run.fields) for run in known]
-    assert [*shown_clones(runs, known)] == ['grpo: expert clone', 'ppo: expert clone']
+    assert [*clone_rows(runs, known)] == ['grpo: expert clone', 'ppo: expert clone']
 
 
-# ---- runs that are in no figure ----------------------------------------------------------------
+# ---- excluded runs -----------------------------------------------------------------------------
 
 
-def refused(table):
-    """The faults of the runs by seed."""
+def faults(table):
+    """Return the faults of the runs by seed."""
     return {entry['seed']: entry['fault'] for entry in table.entries_of('ppo', 'sokoban')}
 
 
 @pytest.mark.parametrize('norm', [0.0, math.nan])
-def test_a_run_whose_updates_were_skipped_is_refused(two, norm):
-    """It counted like any other, with the success of the policy it had started from."""
+def test_a_run_whose_updates_were_skipped_is_rejected(two, norm):
+    """Previously it counted like any other run, with the success of its initial policy."""
     assert texts(table_of(two))['ppo', 'sokoban'].endswith('(2/2)')
     rewrite(two / 'run1', skip(norm), slice(1, 20))
     table = table_of(two)
     assert texts(table)['ppo', 'sokoban'].endswith('(1/2, 1 rejected)')
-    assert values(table).tolist() == [0.4] and 'the last 19 of its 20' in refused(table)[1]
+    assert values(table).tolist() == [0.4] and 'the last 19 of its 20' in faults(table)[1]
     rewrite(two / 'run1', skip(norm), slice(20))
-    assert 'all its 20 updates' in refused(table_of(two))[1]
+    assert 'all its 20 updates' in faults(table_of(two))[1]
     # Runs that recovered count; so does one whose updates were skipped in part.
     for change, rows in ((train, slice(19, 20)), (skip(0.3), slice(20))):
         rewrite(two / 'run1', change, rows)
         assert texts(table_of(two))['ppo', 'sokoban'].endswith('(2/2)')
 
 
-def test_a_figure_that_is_not_finite_is_refused(two):
+def test_a_figure_that_is_not_finite_is_rejected(two):
     rewrite(two / 'run0', lambda row: row.update({'eval/success': math.nan}), slice(20, 21))
     table = table_of(two)
-    assert values(table).tolist() == [0.4] and 'nan at step 20' in refused(table)[0]
+    assert values(table).tolist() == [0.4] and 'nan at step 20' in faults(table)[0]
     best = table_of(two, at='best-validation')
-    assert values(best).tolist() == [0.2, 0.4]  # of those that were measured
+    assert values(best).tolist() == [0.2, 0.4]  # the best finite ones
 
 
 def test_missing_rows_are_a_fault(two):
     path = two / 'run0' / 'metrics.jsonl'
     lines = path.read_text().splitlines(keepends=True)
-    for kept, fault in (
+    for remaining, fault in (
         (lines[3:], 'steps 0 to 2 are missing'),
         (lines[:4] + lines[6:], 'steps 4 to 5 are missing'),
         (lines + lines[-1:], 'several rows are of one step'),
     ):
-        path.write_text(''.join(kept))
-        assert fault in refused(table_of(two))[0]
+        path.write_text(''.join(remaining))
+        assert fault in faults(table_of(two))[0]
     path.write_text(''.join(lines[:13]))
     (two / 'run0' / 'finished.json').write_text('{"step": 20}')
-    assert 'steps 13 to 20 are missing' in refused(table_of(two))[0]
+    assert 'steps 13 to 20 are missing' in faults(table_of(two))[0]
     (two / 'run0' / 'finished.json').unlink()
     path.unlink()
     (two / 'run0' / 'checkpoints' / '12').mkdir(parents=True)
     runs = load([two])
     assert 'steps 0 to 11 are missing' in runs[0].fault
-    compact(runs, two / 'compact')  # a refused run stays refused
+    compact(runs, two / 'compact')  # a rejected run stays rejected
     assert load([two / 'compact']) == runs
 
 
-# ---- what is refused ---------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path):
@@ -360,7 +360,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path):
 @pytest.mark.parametrize(
     'older, newer, differ',
     [
-        ({}, {}, ''),  # a field that came later has its default
+        ({}, {}, ''),  # a field that was added later has its default
         ({}, {'env.hint': 'plan'}, 'env.hint'),
         ({'batch.widths': [1]}, {}, 'batch.widths'),  # configs that cannot be read are compared
         ({'batch': 1}, {}, 'batch'),
@@ -368,7 +368,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path):
     ],
 )
 def test_runs_of_two_versions_are_compared(tmp_path, older, newer, differ):
-    later = 'env.hint'  # a field that the run of seed 0 does not know
+    later = 'env.hint'  # a field that is absent in the run of seed 0
     for seed, changes in enumerate((older, newer)):
         cfg = get_config()
         cfg.update_from_flattened_dict({'seed': seed, 'steps': 20, 'algorithm': 'grpo'})
@@ -398,7 +398,7 @@ def test_runs_of_two_versions_are_compared(tmp_path, older, newer, differ):
         ({'where': {'algorithm': 'dapo'}}, 'dapo'),
     ],
 )
-def test_a_table_that_cannot_be_made_names_the_field(sweep, fields, message):
+def test_errors_of_tables_name_the_field(sweep, fields, message):
     with pytest.raises(ValueError, match=message):
         table_of(sweep, **fields)
 
@@ -441,7 +441,7 @@ def test_compacting_keeps_inf_and_needs_one_name_per_run(tmp_path):
     with pytest.raises(ValueError, match='runs.jsonl.xz: 1 rows of a are missing'):
         load([tmp_path])
     path.write_bytes(lzma.compress(b''.join(lines).replace(b'"rows": 2', b'"rows": -1')))
-    with pytest.raises(ValueError, match='runs.jsonl.xz: rows is -1: '):  # was read for ever
+    with pytest.raises(ValueError, match='runs.jsonl.xz: rows is -1: '):  # was an endless loop
         load([tmp_path])
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ValueError, match='runs.jsonl.xz'):
@@ -450,7 +450,7 @@ def test_compacting_keeps_inf_and_needs_one_name_per_run(tmp_path):
 
 @pytest.mark.parametrize('folder', ['.', 'run0'])
 def test_runs_are_not_compacted_into_a_sweep_or_a_run(two, folder):
-    """With the last folder forgotten a sweep became a compact folder, which hid its runs."""
+    """Previously, without the last argument, a sweep became a compact folder that hid its runs."""
     with pytest.raises(ValueError, match='is a run'):
         compact(load([two]), two / folder)
     assert not list(two.rglob('runs.jsonl.xz'))
@@ -491,7 +491,7 @@ def test_the_command_line(sweep, tmp_path, capsys, no_figures):
         ('--rebuild {tmp}', 'no experiment'),
     ],
 )
-def test_wrong_words_end_with_a_reason(sweep, tmp_path, words, message, capsys):
+def test_wrong_arguments_end_with_a_reason(sweep, tmp_path, words, message, capsys):
     with pytest.raises(SystemExit) as error:
         tables.main(words.format(sweep=sweep, tmp=tmp_path).split())
     assert error.value.code == 2 and message in capsys.readouterr().err
@@ -502,7 +502,7 @@ def test_wrong_words_end_with_a_reason(sweep, tmp_path, words, message, capsys):
 
 
 @pytest.mark.parametrize('clones', ['nobody', '../try', 'try,try'])
-def test_clones_that_are_no_experiment_are_refused(sweep, tmp_path, clones):
+def test_clones_that_are_not_an_experiment_are_rejected(sweep, tmp_path, clones):
     compact(load([sweep]), tmp_path / 'try')
     spec = {'main': {'rows': 'algorithm', 'cols': 'env.name', 'clones': clones}}
     (tmp_path / 'try' / 'table.json').write_text(json.dumps(spec))
@@ -541,7 +541,7 @@ def test_experiments_are_rebuilt_one_by_one_or_together(sweep, tmp_path, monkeyp
     ],
     ids=lambda path: path.parent.name,
 )
-def test_committed_tables_are_what_their_runs_give(path):
+def test_committed_tables_match_their_runs(path):
     """Byte for byte; make tables writes them again, and the figures."""
     page = (path.parent / 'README.md').read_text()
     for name, table in tables.experiment(path.parent).items():

@@ -1,4 +1,4 @@
-"""What a run has spent so far, and the share of its machine that it makes use of."""
+"""Totals of a run so far, and the share of its machine that it uses."""
 
 import math
 import types
@@ -33,7 +33,7 @@ def test_totals_by_hand():
     assert set(first) <= set(metrics.METRICS) and all(type(x) is int for x in second.values())
 
 
-def test_totals_are_not_made_up_where_rows_are_lost():
+def test_totals_are_omitted_if_rows_are_missing():
     row = {'batch/trained_tokens': 30.0, 'filter/collects': 1}
     for history in ([], [{'step': 2}], [{'step': 1, **dict.fromkeys(totals.TOTALS, 5)}]):
         assert totals.so_far(history, row, 3, sampled=1, episodes=1) == {}
@@ -53,7 +53,7 @@ CONFIG = Qwen2(
 
 
 def products(jaxpr):
-    """FLOPs of the matrix products of a jaxpr without loops; of branches the first counts."""
+    """FLOPs of the matrix products of a jaxpr without loops; only the first branch counts."""
     flops = 0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == 'dot_general':
@@ -66,8 +66,8 @@ def products(jaxpr):
     return flops
 
 
-def test_a_forward_pass_has_the_products_that_its_program_has():
-    """But for attention: the program multiplies all pairs of tokens, a token needs those before."""
+def test_the_flops_of_a_forward_pass_match_its_program():
+    """Except attention: the program multiplies all pairs of tokens, a token needs earlier ones."""
     rows, length = 3, 16
     params = jax.eval_shape(CONFIG.init, jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
@@ -77,7 +77,7 @@ def test_a_forward_pass_has_the_products_that_its_program_has():
         return CONFIG.logits(params, CONFIG.forward(params, tokens, tokens, mask))
 
     counted = products(jax.make_jaxpr(logits)(params, tokens, mask).jaxpr)
-    # length -> (length + 1) / 2 in the middle of a row; twice as long less one: all pairs
+    # length -> (length + 1) / 2 in the middle of a row; twice the length minus one: all pairs
     ours = work.body(CONFIG, rows * length, 2 * length - 1) + work.head(CONFIG, rows * length)
     assert counted == pytest.approx(ours, rel=1e-6)
 
@@ -111,14 +111,14 @@ def test_the_work_of_a_step_by_hand():
     assert work.rates(cfg, CONFIG, jax.devices(), ROW) == {}
 
 
-def test_a_share_is_of_a_peak_that_is_known_and_of_nothing_else():
+def test_a_share_needs_a_known_peak():
     changes = {'algorithm': 'grpo', 'loss.kl_coef': 0.0}
     cfg = read_config(micro_runs.config('frozen_lake', **changes))
     per_s = work.step_flops(cfg, CONFIG, ROW) / 2.0
     assert work.rates(cfg, CONFIG, jax.devices(), ROW) == {'perf/flops_per_s': per_s}  # a CPU
     devices = [types.SimpleNamespace(device_kind='NVIDIA H100 80GB HBM3')] * 2
-    found = work.rates(cfg, CONFIG, devices, ROW)
-    assert found['perf/flops_share'] == pytest.approx(per_s / (2 * 989e12))
+    rates = work.rates(cfg, CONFIG, devices, ROW)
+    assert rates['perf/flops_share'] == pytest.approx(per_s / (2 * 989e12))
     for kind, peak in (('TPU v5 lite', 197e12), ('TPU v5p', 459e12), ('TPU v6 lite', 918e12)):
         assert hardware.peak_flops(types.SimpleNamespace(device_kind=kind)) == peak
     for kind in ('GPU of tomorrow', 'NVIDIA H100 PCIe', 'NVIDIA GH200 480GB', 'NVIDIA H100 NVL'):
@@ -126,7 +126,7 @@ def test_a_share_is_of_a_peak_that_is_known_and_of_nothing_else():
     assert hardware.peak_flops(types.SimpleNamespace(device_kind='NVIDIA A100-SXM4-80GB')) == 312e12
 
 
-def test_peak_memory_is_the_device_s_where_it_says_so(monkeypatch):
+def test_peak_memory_is_the_device_s_if_it_reports_one(monkeypatch):
     here = profiling.peak_memory()
     assert list(here) == ['perf/host_peak_bytes'] and 1e7 < here['perf/host_peak_bytes'] < 1e12
     stats = [{'peak_bytes_in_use': 7, 'bytes_in_use': 3}, {'peak_bytes_in_use': 9}, None]

@@ -1,4 +1,4 @@
-"""The rollout page and the live page: what they show, escape and answer."""
+"""The rollout page and the live page: content, escaping and server."""
 
 import json
 import math
@@ -59,17 +59,17 @@ def reply(turn=1, **changes):
 
 @pytest.mark.parametrize('text', HOSTILE)
 def test_the_rollout_page_escapes_all_text_and_loads_nothing(text):
-    def shown(text):
+    def render(text):
         turns = [turn(stop=text, actions=[text], grid=[['wall', text], ['box', 'x']])]
-        made = EPISODE | {
+        changed = EPISODE | {
             'episode_stop': text,
             'turns': turns,
             'tokens': [EPISODE['tokens'][0] | {'s': text}, token(text)],
             'replies': [reply(2, text=text), reply(3, fault=text)],
         }
-        return render_page(document(made, title=text, env=text, about={'model': text}))
+        return render_page(document(changed, title=text, env=text, about={'model': text}))
 
-    page, clean = Page(shown(text)), Page(shown('clean'))
+    page, clean = Page(render(text)), Page(render('clean'))
     assert [tag for tag, _ in page.elements] == [tag for tag, _ in clean.elements]
     assert page.duplicates == [] and not {'script', 'img', 'link'} & {t for t, _ in page.elements}
     for _, attributes in page.elements:
@@ -87,15 +87,15 @@ def test_the_rollout_page_shows_its_figures():
         EPISODE | {'row': 2, 'group': 3, 'turns': [turn(valid=None)], 'final_grid': [['goal']]},
     ]
     groups = [DOCUMENT['groups'][0] | {'episodes': 4, 'advantages': 1.5}]
-    made = document(*episodes, every=128, totals=DOCUMENT['totals'] | counts, groups=groups)
-    text = ' '.join(Page(render_page(made, links={'step 1': 'step_000001.html'})).text.split())
+    doc = document(*episodes, every=128, totals=DOCUMENT['totals'] | counts, groups=groups)
+    text = ' '.join(Page(render_page(doc, links={'step 1': 'step_000001.html'})).text.split())
     for words in (
         *('20.0 %', '50 of 250', '125 of 500 turns', 'one in 128; 253 are left out', 'step 1'),
         *('1 of 4 solved', 'return 0.4 ± 0.71', 'advantages 1.5 apart', '2 of 4 shown'),
         *('plan', 'weights of 2 updates ago', 'lost', 'faulty', 'the world at the end'),
     ):
         assert words in text, words
-    assert 'shows 1 of them' in render_page(made, max_episodes=1)
+    assert 'shows 1 of them' in render_page(doc, max_episodes=1)
     long = episode(tokens=[token()] * (MAX_TOKENS // 2 + 1))
     assert render_page(document(long, long)).count('class="episode ') == 1
 
@@ -132,11 +132,11 @@ def test_wrong_documents_name_the_field(wrong, field):
 
 
 def row(step, **changes):
-    made = {'step': step, 'time_s': 2.0 * step + 1, 'progress/tokens': 1000 * (step + 1)}
-    made |= {'rollout/success': 0.3 + 0.01 * step, 'optim/lr': 1e-6}
+    metrics = {'step': step, 'time_s': 2.0 * step + 1, 'progress/tokens': 1000 * (step + 1)}
+    metrics |= {'rollout/success': 0.3 + 0.01 * step, 'optim/lr': 1e-6}
     if step % 2 == 0:
-        made |= {'eval/success': 0.4, 'eval/success_low': 0.3, 'eval/success_high': 0.5}
-    return made | {name.replace('__', '/'): value for name, value in changes.items()}
+        metrics |= {'eval/success': 0.4, 'eval/success_low': 0.3, 'eval/success_high': 0.5}
+    return metrics | {name.replace('__', '/'): value for name, value in changes.items()}
 
 
 def make_run(folder, steps=5, pages=(), **changes):
@@ -179,7 +179,7 @@ def test_the_live_page_shows_its_figures(tmp_path, x):
 
 @pytest.mark.parametrize('text', [text for text in HOSTILE if '\ud800' not in text])
 def test_the_live_page_escapes_all_text(tmp_path, text):
-    def shown(name, text):
+    def render(name, text):
         folder = make_run(tmp_path / name)
         path = folder / run_log.CONFIG_FILE
         record = json.loads(path.read_text())
@@ -190,7 +190,7 @@ def test_the_live_page_escapes_all_text(tmp_path, text):
             file.write(json.dumps(row(5) | {f'a/{text}': 1}) + '\n')
         return Page(live(folder))
 
-    page, clean = shown('a', text), shown('b', 'clean')
+    page, clean = render('a', text), render('b', 'clean')
     assert [tag for tag, _ in page.elements] == [tag for tag, _ in clean.elements]
     assert not [n for _, a in page.elements for n in a if n.startswith('on') or n == 'autofocus']
 
@@ -207,10 +207,10 @@ def test_broken_files_break_no_page(tmp_path, text):
 
 def test_the_state_of_a_run(tmp_path):
     folder = make_run(tmp_path / 'a')
-    held = lock.take(folder)
+    handle = lock.take(folder)
     assert live_page.read(folder).state == 'training'
     lease = json.loads((folder / lock.LEASE_FILE).read_text())
-    held.release()
+    handle.release()
     assert live_page.read(folder).state == 'stopped'
     (folder / lock.LEASE_FILE).write_text(json.dumps(lease | {'host': 'tpu-0', 'kernel': 'x'}))
     assert live_page.read(folder).state == 'training on tpu-0'
@@ -223,12 +223,12 @@ def test_the_state_of_a_run(tmp_path):
     assert live_page.is_run(folder) and not live_page.is_run(tmp_path)
 
 
-def test_the_beacon_writes_what_a_run_does_while_it_lives(tmp_path):
+def test_the_beacon_writes_the_activity_of_a_live_run(tmp_path):
     folder, now = make_run(tmp_path / 'a'), {'worlds': {'waited for': 7, 'slowest': '<b>'}}
-    held = lock.take(folder)
+    handle = lock.take(folder)
     with beacon(folder, lambda: now, every_s=0.01):
         until(lambda: 'worlds in flight waited for 7' in Page(live(folder)).text)
-    held.release()
+    handle.release()
     assert not (folder / run_log.NOW_FILE).exists() and 'in flight' not in live(folder)
 
 
@@ -249,7 +249,7 @@ def test_charts_stay_inside_their_box(scale):
     assert list(live_charts.ticks(0.5, 2000, log=True).values()) == ['1', '10', '100', '1000']
 
 
-def test_the_server_answers_with_runs_and_their_pages_only(tmp_path):
+def test_the_server_serves_only_runs_and_their_pages(tmp_path):
     run = make_run(tmp_path / 'runs' / 'a b', pages=('step_000001.html', 'note.txt'))
     for k in range(24):
         path = make_run(tmp_path / 'runs' / f'run{k:02d}', 1) / run_log.METRICS_FILE
@@ -279,7 +279,7 @@ def test_the_server_answers_with_runs_and_their_pages_only(tmp_path):
 @pytest.mark.parametrize(
     'words', [['runs/dmeo'], ['--workdir=runs/a'], ['runs/a', '--port=70000'], ['runs'], []]
 )
-def test_wrong_arguments_of_view_are_one_line(tmp_path, monkeypatch, capsys, words):
+def test_wrong_arguments_of_view_are_a_one_line_error(tmp_path, monkeypatch, capsys, words):
     make_run(tmp_path / 'runs' / 'a')
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stopped:

@@ -44,13 +44,13 @@ def task(style='brief', agent=BOTH, **changes):
 
 
 def kinds(agent, ends):
-    """(kind, trial, whether a level starts) of turns; ends: turns that end a trial."""
-    now, found = agents.begin(agent), []
+    """Return (kind, trial, whether a level starts) per turn; ends: turns that end a trial."""
+    progress, turns = agents.begin(agent), []
     for turn in range(10):
-        found.append((now.part, now.trial))
-        now, fresh = agents.follow(agent, now, turn in ends)
-        found[-1] += (bool(fresh),)
-    return found
+        turns.append((progress.part, progress.trial))
+        progress, fresh = agents.follow(agent, progress, turn in ends)
+        turns[-1] += (bool(fresh),)
+    return turns
 
 
 A, P, R = ACT, PLAN, REFLECT
@@ -64,11 +64,11 @@ SCHEDULES = [  # agent, turns that end a trial; kinds, turns that start a level
 ]
 
 
-@pytest.mark.parametrize(('agent', 'ends', 'expected', 'begins'), SCHEDULES)
-def test_which_turn_comes_when_by_hand(agent, ends, expected, begins):
+@pytest.mark.parametrize(('agent', 'ends', 'expected', 'starts'), SCHEDULES)
+def test_the_order_of_turns_by_hand(agent, ends, expected, starts):
     got = kinds(agent, ends)[: len(expected)]
     assert [kind for kind, _, _ in got] == expected
-    assert [turn for turn, (_, _, fresh) in enumerate(got) if fresh] == begins
+    assert [turn for turn, (_, _, fresh) in enumerate(got) if fresh] == starts
     started = [sum(end < turn for end in ends) for turn in range(len(got))]
     assert [
         trial for _, trial, _ in got
@@ -83,8 +83,8 @@ def test_trials_share_the_turns_evenly():
 
 @pytest.mark.parametrize('agent', [Agent(), Agent(plans=True), Agent(plans=True, trials=2), BOTH])
 @pytest.mark.parametrize('limit', [5, 6, 9])
-def test_turns_of_a_trial_that_act_are_those_that_it_is_made_of(agent, limit):
-    """Random play in a report spent the turns of plans and of all trials in one trial."""
+def test_acting_turns_counts_the_acting_turns_of_one_trial(agent, limit):
+    """Random play in a report used the turns of plans and of all trials in one trial."""
     number = agent.trial_turns(limit)
     first = kinds(agent, {number - 1})[:number]
     assert {trial for _, trial, _ in first} == {0}
@@ -95,20 +95,20 @@ def test_turns_of_a_trial_that_act_are_those_that_it_is_made_of(agent, limit):
 
 
 def moment(task_, part, **changes):
-    """An episode at a turn of a kind."""
+    """Return an episode at a turn of this kind."""
     world = text.begin(task_, jnp.int32(3))
-    now = world.agent.replace(part=jnp.int32(part), **changes)
-    return world.replace(agent=now)
+    progress = world.agent.replace(part=jnp.int32(part), **changes)
+    return world.replace(agent=progress)
 
 
-def said(task_, *names):
-    """The parsed parts int32 [A] of an answer."""
+def answer_parts(task_, *names):
+    """Return the parsed parts of an answer, int32 [A]."""
     index = [task_.env.ACTION_NAMES.index(name) for name in names]
     return jnp.asarray((index + [-2] * task_.max_actions_per_turn)[: task_.max_actions_per_turn])
 
 
 @functools.cache
-def playing():
+def play_turn():
     return jax.jit(text.play_turn)
 
 
@@ -116,54 +116,54 @@ def playing():
 def test_a_written_turn_does_not_step_the_world(part):
     world = moment(task(), part)
     for matched in (True, False):
-        after, outcome = playing()(
-            task(), jax.random.key(0), world, said(task(), 'Left', 'Up'), jnp.bool_(matched)
+        after, outcome = play_turn()(
+            task(), jax.random.key(0), world, answer_parts(task(), 'Left', 'Up'), jnp.bool_(matched)
         )
         jax.tree.map(np.testing.assert_array_equal, after.state, world.state)
         assert outcome.num_actions == 0 and outcome.reward == 0
-        named = said(task(), *(('Left', 'Up') if matched else ()))
+        named = answer_parts(task(), *(('Left', 'Up') if matched else ()))
         np.testing.assert_array_equal(outcome.actions, jnp.maximum(named, -1))
         assert bool(outcome.valid) == matched and after.used == 0 and not after.warn
         assert float(outcome.penalty) == (0 if matched else np.float32(task().format_penalty))
         assert after.agent.part == (ACT if part == PLAN else PLAN) and not after.agent.stepped
 
 
-def test_a_failed_trial_begins_again_bit_for_bit():
+def test_a_failed_trial_restarts_bit_for_bit():
     one = task(agent=Agent(reflects=True, trials=2), max_turns=7)  # 3 turns per trial
     start = world = text.begin(one, jnp.int32(3))
-    key, seen = jax.random.key(0), []
+    key, stops = jax.random.key(0), []
     for _ in range(3):
-        world, outcome = playing()(one, key, world, said(one), jnp.bool_(False))
-        seen.append(int(outcome.stop))
-    assert seen == [EpisodeStop.NONE] * 3 and world.agent.part == REFLECT
+        world, outcome = play_turn()(one, key, world, answer_parts(one), jnp.bool_(False))
+        stops.append(int(outcome.stop))
+    assert stops == [EpisodeStop.NONE] * 3 and world.agent.part == REFLECT
     world = world.replace(used=jnp.int32(2), state=world.state.replace(time=jnp.int32(9)))
-    world, outcome = playing()(one, key, world, said(one), jnp.bool_(True))
+    world, outcome = play_turn()(one, key, world, answer_parts(one), jnp.bool_(True))
     jax.tree.map(np.testing.assert_array_equal, world.state, start.state)
     assert (world.used, world.agent.trial, world.turn) == (0, 1, 4)
     assert not outcome.success and outcome.stop == EpisodeStop.NONE
     for stop in (EpisodeStop.NONE, EpisodeStop.NONE, EpisodeStop.TURN_BUDGET):
-        world, outcome = playing()(one, key, world, said(one), jnp.bool_(False))
+        world, outcome = play_turn()(one, key, world, answer_parts(one), jnp.bool_(False))
         assert int(outcome.stop) == stop  # the last trial ends the episode
 
 
-def shown(task_, world):
+def prompt_text(task_, world):
     tokens, count = text.turn_tokens(task_, world, jnp.bool_(True))
     return tiny.tokenizer().decode(np.asarray(tokens[:count]).tolist(), show_special=True)
 
 
-def test_what_turns_of_each_kind_show_word_for_word():
+def test_prompts_of_each_kind_of_turn_word_for_word():
     board = tiny.environment(NAME)[0].observation_text(text.begin(task(), jnp.int32(3)).state)
     user, ends = '\n<|im_start|>user\n', '<|im_end|>\n<|im_start|>assistant\n'
-    assert shown(task(), moment(task(), PLAN)) == f'{board}Plan.\n{ends}<plan>'
+    assert prompt_text(task(), moment(task(), PLAN)) == f'{board}Plan.\n{ends}<plan>'
     later = moment(task(), REFLECT, trial=jnp.int32(1), stepped=jnp.bool_(True))
     later = later.replace(turn=jnp.int32(4))
-    assert shown(task(), later) == f'{user}{board}Failed.\n{ends}<reflect>'
+    assert prompt_text(task(), later) == f'{user}{board}Failed.\n{ends}<reflect>'
     again = later.replace(agent=later.agent.replace(part=jnp.int32(ACT), stepped=jnp.bool_(False)))
-    assert shown(task(), again) == f'{user}Again.\n{board}5 left\n{ends}<think>'
+    assert prompt_text(task(), again) == f'{user}Again.\n{board}5 left\n{ends}<think>'
 
 
 def every_four(pieces, part=None, **settings):
-    """(texts, whether each matched, its parts) of all answers of four pieces."""
+    """Return (texts, whether each matched, its parts) for all answers of four pieces."""
     ends = settings.pop('ends', [])
     spelled = answer.with_ends([piece.encode() for piece in pieces], ends)
     table = answer.build_answer_table(spelled, ['Up', 'Left'], max_actions=2, **settings)
@@ -176,28 +176,28 @@ def every_four(pieces, part=None, **settings):
 
 
 @pytest.mark.parametrize(('part', 'closing'), [(PLAN, '</plan>'), (REFLECT, '</reflect>')])
-def test_a_written_answer_matches_where_it_holds_what_closes_it(part, closing):
+def test_a_written_answer_matches_if_it_contains_its_closing_tag(part, closing):
     pieces = ['a', '<', '</', 'pl', 'an>', '||', '>', 'reflect', '</plan>', '</reflect', ' Up']
-    texts, matched, found = every_four(
+    texts, matched, parsed = every_four(
         pieces, part, opening='<think>', closings=('</plan>', '</reflect>')
     )
-    wanted = [closing.encode() in said for said in texts]
-    assert 0 < sum(wanted) < len(texts)
-    np.testing.assert_array_equal(matched, wanted)
-    for said, match, parts in zip(texts, wanted, found, strict=True):
+    expected = [closing.encode() in reply for reply in texts]
+    assert 0 < sum(expected) < len(texts)
+    np.testing.assert_array_equal(matched, expected)
+    for reply, match, parts in zip(texts, expected, parsed, strict=True):
         if match:  # the names in it
-            named = [name.strip() for name in said.split(closing.encode())[0].split(b'||')]
+            named = [name.strip() for name in reply.split(closing.encode())[0].split(b'||')]
             names = [0 if name == b'Up' else answer.UNKNOWN for name in named if name]
-            assert parts == (names + [answer.ABSENT] * 2)[:2], said
+            assert parts == (names + [answer.ABSENT] * 2)[:2], reply
 
 
-def test_a_react_answer_is_what_follows_action_up_to_the_end_of_the_turn():
+def test_a_react_answer_is_the_text_from_action_to_the_end_of_the_turn():
     pieces = ['a', 'xAc', 'Act', 'ion', ':', ' Up', '||', 'Left\n', '<', 'Action: Up', '.']
-    texts, matched, found = every_four(pieces, opening='Thought:', ends=[10])
-    for said, match, parts in zip(texts, matched, found, strict=True):
-        expected = answer.parse_answer(said, ['Up', 'Left'], max_actions=2, opening='Thought:')
-        assert match == expected[0] and (not match or parts == expected[1]), said
-    assert sum(max(parts) >= 0 for parts, match in zip(found, matched, strict=True) if match) > 100
+    texts, matched, parsed = every_four(pieces, opening='Thought:', ends=[10])
+    for reply, match, parts in zip(texts, matched, parsed, strict=True):
+        expected = answer.parse_answer(reply, ['Up', 'Left'], max_actions=2, opening='Thought:')
+        assert match == expected[0] and (not match or parts == expected[1]), reply
+    assert sum(max(parts) >= 0 for parts, match in zip(parsed, matched, strict=True) if match) > 100
     assert not matched.all()
 
 
@@ -229,7 +229,7 @@ def policy():
 
 
 @pytest.fixture(scope='module', params=[0, 1], ids=['whole', 'window'])
-def played(request, policy):
+def policy_rollout(request, policy):
     sizes = dict(max_tokens=TOKENS, max_response=RESPONSE, window=request.param)
     out, counters = tiny.play(NAME, policy, tiny.KEY, task_=task(), **sizes)
     assert counters['overflow'] == 0
@@ -242,10 +242,10 @@ def cut(out, window, task_=None):
 
 
 @pytest.mark.soak
-def test_the_sampler_is_the_trainer(played, policy):
-    out, window = played
-    found = cut(out, window) if window else None
-    assert tiny.gap(policy, out, found=found) <= 3e-5  # logits are sharp
+def test_the_sampler_is_the_trainer(policy_rollout, policy):
+    out, window = policy_rollout
+    turn_windows = cut(out, window) if window else None
+    assert tiny.gap(policy, out, found=turn_windows) <= 3e-5  # logits are sharp
 
 
 def assert_turns_in_order(out, b):
@@ -259,8 +259,8 @@ def assert_turns_in_order(out, b):
 
 
 @pytest.mark.soak
-def test_kinds_of_turns_follow_from_where_trials_ended(played):
-    out, _ = played
+def test_kinds_of_turns_follow_from_the_ends_of_trials(policy_rollout):
+    out, _ = policy_rollout
     assert {ACT, PLAN, REFLECT} <= set(out.part[out.turn_stop > 0].tolist())
     for b in range(16):
         ends = assert_turns_in_order(out, b)
@@ -271,11 +271,11 @@ def test_kinds_of_turns_follow_from_where_trials_ended(played):
 
 
 @pytest.mark.soak
-def test_a_window_keeps_the_last_plan_or_reflection_in_view(played):
-    out, window = played
+def test_a_window_keeps_the_last_plan_or_reflection_in_view(policy_rollout):
+    out, window = policy_rollout
     if not window:
         pytest.skip('there is none')
-    got, kept = samples(out, cut(out, window)), 0
+    got, notes = samples(out, cut(out, window)), 0
     prefix = np.asarray(task().prefix).tolist()
     for (b, k), ids in got.items():
         row, begin = out.tokens[b], out.begin[b]
@@ -283,33 +283,33 @@ def test_a_window_keeps_the_last_plan_or_reflection_in_view(played):
         note = row[begin[written[-1]] : begin[written[-1] + 1]].tolist() if len(written) else []
         last = np.flatnonzero(out.turn[b] == k)[-1]
         assert ids == [*prefix, *note, *row[begin[k] : last + 1].tolist()], (b, k)
-        kept += bool(note) and written[-1] < k - 1
-    assert kept > 3
+        notes += bool(note) and written[-1] < k - 1
+    assert notes > 3
 
 
 @pytest.mark.soak
-def test_pages_replay_the_states_of_all_trials(played):
+def test_pages_replay_the_states_of_all_trials(policy_rollout):
     """The anchor of each turn is a hash of its observation, kind and trial."""
-    out, _ = played
+    out, _ = policy_rollout
     worlds = jax.vmap(text.begin, in_axes=(None, 0))(task(), out.level)
     states = pages.replay_states(out, np.arange(16), task(), tiny.KEY)
     for k, state in zip(range(TURNS), states, strict=False):
         agent = worlds.agent.replace(part=out.part[:, k], trial=out.trial[:, k])
         turns = worlds.replace(state=state, agent=agent)
         anchors = jax.vmap(text.anchor, in_axes=(None, 0))(task(), turns)
-        begun = out.num_turns > k
-        np.testing.assert_array_equal(anchors[begun], out.anchor[begun, k])
+        started = out.num_turns > k
+        np.testing.assert_array_equal(anchors[started], out.anchor[started, k])
 
 
-def test_trials_are_states_of_their_own():
-    """A shared anchor compared the returns left in two trials with those left in one."""
+def test_trials_have_different_anchors():
+    """A shared anchor compared returns with two trials left to returns with one trial left."""
     first = moment(task(), ACT)
     again = first.replace(agent=first.agent.replace(trial=jnp.int32(1)))
     reflects = first.replace(agent=first.agent.replace(part=jnp.int32(REFLECT)))
     assert len({int(text.anchor(task(), x)) for x in (first, again, reflects)}) == 3
 
 
-# ---- credit and figures --------------------------------------------------------------------------
+# ---- credit and metrics --------------------------------------------------------------------------
 
 
 def two_trials():
@@ -322,7 +322,7 @@ def two_trials():
     )
 
 
-def test_a_trial_in_which_nothing_was_tried_is_not_counted():
+def test_a_trial_without_actions_is_not_counted():
     layouts = [[(1, 1)] * 3, [(1, 1)] * 4]
     cut = toy.rollout_of(layouts, [[-1, -1, 0, 0], [-1, -1, 0, -2]], length=9)
     part = jnp.asarray([[0, 0, REFLECT, 0]] * 2)
@@ -336,7 +336,7 @@ def test_a_trial_in_which_nothing_was_tried_is_not_counted():
 
 def by_mode():
     """Turns of two_trials(), outcome success, norm mean, gamma 1."""
-    whole = np.array([[-2], [1], [1]]) / 3
+    outcome = np.array([[-2], [1], [1]]) / 3
     first = np.array([[-8], [-8], [16]]) / 3
     # norm_k of -1 -1 7, 0 -2 8 and, for the two remaining episodes, 1 3, 2 4, -3 5
     local = np.array([[-8 / 3, -2, -1, -1, -4], [-8 / 3, -4, 1, 1, 4], [16 / 3, 6, 0, 0, 0]])
@@ -345,21 +345,21 @@ def by_mode():
     to_go = [[-28 / 3, -20 / 3, -6.5, -5.5, -4.5], [5 / 3, 13 / 3, 6.5, 5.5, 4.5]]
     to_go = np.array([*to_go, [23 / 3, 7 / 3, 0, 0, 0]])
     return {
-        'or': whole,
+        'or': outcome,
         'mr': to_go[:, :1],
-        'mt_v1': whole + first * (np.arange(5) == 0),
-        'mt_cumulative': whole + suffix,
-        'mt_local': whole + local,
+        'mt_v1': outcome + first * (np.arange(5) == 0),
+        'mt_cumulative': outcome + suffix,
+        'mt_local': outcome + local,
         'gtpo': to_go,
-        'hybrid': to_go + whole,
-        'flattened': whole + suffix[:, :1],
+        'hybrid': to_go + outcome,
+        'flattened': outcome + suffix[:, :1],
     }
 
 
 def credit(rollout, mode):
     """Advantages of turns [B, K], taken from their sampled tokens."""
-    how = dict(outcome='success', turn_gamma=1.0, comparison=Comparison('mean'))
-    batch = toy.batch_of(MTGRPO(mode=mode, **how), rollout, 3)
+    settings = dict(outcome='success', turn_gamma=1.0, comparison=Comparison('mean'))
+    batch = toy.batch_of(MTGRPO(mode=mode, **settings), rollout, 3)
     of_turns = np.zeros(rollout.rewards.shape)
     for b, t in np.argwhere(np.asarray(batch.mask)):
         of_turns[b, rollout.turn[b, t]] = batch.advantages[b, t]
@@ -384,7 +384,7 @@ def test_a_plan_is_part_of_the_first_turn_that_mt_v1_credits():
     assert not credit(rollout, 'mt_v1').any()  # without plans only the first turn counts
 
 
-def test_a_plan_is_followed_where_its_first_action_is_taken_first():
+def test_a_plan_is_followed_if_its_first_action_is_executed_first():
     rollout = toy.rollout_of([[(1, 1)] * 5, [(1, 1)] * 3, [(1, 1)] * 3], [[0] * 5] * 3, length=12)
     part = jnp.asarray([[PLAN, 0, PLAN, 0, PLAN], [PLAN, 0, PLAN, 0, 0], [PLAN, PLAN, 0, 0, 0]])
     actions = [
@@ -404,7 +404,7 @@ def test_a_plan_is_followed_where_its_first_action_is_taken_first():
     np.testing.assert_array_equal(metrics.last_actions(again)[0, :, 0], [-1, -1, -1, 3, -1])
 
 
-def test_figures_of_trials_by_hand():
+def test_metrics_of_trials_by_hand():
     rollout = two_trials()
     got = metrics.agent_metrics(rollout, Agent(reflects=True, trials=2))
     assert set(got) <= set(metrics.METRICS)
@@ -438,16 +438,16 @@ AGENT = {'agent.name': 'reflect', 'agent.trials': 2, 'env.max_turns': 5, 'rollou
 
 @pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
-def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, monkeypatch):
+def test_a_run_trains_written_turns_without_recompiling(tmp_path, monkeypatch):
     changes = {'algorithm': 'turn_grpo', 'context.window': 1, 'clone.episodes': 32}
     changes |= {'clone.steps': 10, 'curriculum.rounds': (3, 5), 'curriculum.stage_steps': 2}
     cfg, write, limits = micro_runs.config(NAME, **AGENT | changes), pages.write, []
 
-    def noted(*args, task, **rest):
+    def record_limit(*args, task, **rest):
         limits.append(int(task.turn_limit))
         return write(*args, task=task, **rest)
 
-    monkeypatch.setattr(pages, 'write', noted)
+    monkeypatch.setattr(pages, 'write', record_limit)
     assert train.train(cfg, str(tmp_path)) == 0
     # Later trials were replayed as if the curriculum allowed all turns
     assert limits == [read_config(cfg, None).turn_limit(step) for step in (0, 2)]
@@ -465,7 +465,7 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, monkeypa
 
 
 def host_play(policy, tmp_path, lines=None):
-    """A rollout of one episode on each of eight items of hosts.Echo, replayed if there is a log."""
+    """Play one episode on each of eight items of hosts.Echo, or replay them from a log."""
     env, chat = hosts.Tests(), hosts.build_chat(tiny.tokenizer())
     conversation = hosts.Conversation(chat, '<think>', 160, agent=BOTH)
     levels = env.make_params(num_levels=16)
@@ -486,7 +486,7 @@ def host_play(policy, tmp_path, lines=None):
 
 
 @pytest.mark.soak
-def test_worlds_on_hosts_have_the_same_agents_and_their_logs_the_same_rollout(policy, tmp_path):
+def test_agents_work_on_hosts_and_their_logs_replay_the_same_rollout(policy, tmp_path):
     out, task_ = host_play(policy, tmp_path)
     assert out.healthy.all()
     for b in range(8):
@@ -500,6 +500,6 @@ def test_worlds_on_hosts_have_the_same_agents_and_their_logs_the_same_rollout(po
     for stream in again:  # the same item from its start, after the reflection
         same = [first[stream, trial] | dict(trial=0, turn=0, seconds=0) for trial in (0, 1)]
         assert same[0] == same[1] and out.part[stream, first[stream, 1]['turn'] - 1] == REFLECT
-    once_more, _ = host_play(policy, tmp_path, lines)
-    jax.tree.map(np.testing.assert_array_equal, out, once_more)
+    replayed, _ = host_play(policy, tmp_path, lines)
+    jax.tree.map(np.testing.assert_array_equal, out, replayed)
     assert tiny.gap(policy, out, found=cut(out, 1, task_)) <= 1e-5

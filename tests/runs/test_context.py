@@ -20,7 +20,7 @@ KEY, NAME = tiny.KEY, 'frozen_lake'
 
 @functools.cache
 def played(window, style='brief', past_turns=0):
-    """(rollout, its windows) of the cloned policy."""
+    """Return (rollout, its windows) of the cloned policy."""
     task = tiny.task(NAME, style=style, past_turns=past_turns)
     more = dict(max_tokens=640) if style == 'ragen' else dict(max_tokens=256) if past_turns else {}
     policy = tiny.cloned(NAME)[0]
@@ -30,36 +30,34 @@ def played(window, style='brief', past_turns=0):
     return out, jax.device_get(jax.jit(context.windows)(out))
 
 
-def samples(out, found):
-    """{(episode, turn): token ids that the policy read, including its answer}."""
-    tokens, seen = (
-        np.asarray(windows.split_turns(x, found)) for x in (out.tokens, out.attention_mask)
+def samples(out, turn_windows):
+    """Return {(episode, turn): token ids that the policy read, including its answer}."""
+    tokens, mask = (
+        np.asarray(windows.split_turns(x, turn_windows)) for x in (out.tokens, out.attention_mask)
     )
-    turns = found.index.shape[1]
-    assert not seen[~seen.any(1)].any()
-    for row in seen:
+    turns = turn_windows.index.shape[1]
+    assert not mask[~mask.any(1)].any()
+    for row in mask:
         assert (np.diff(row.astype(int)) <= 0).all()  # a prefix of the row
     return {
-        divmod(i, turns): tokens[i][seen[i]].tolist() for i in range(len(tokens)) if seen[i].any()
+        divmod(i, turns): tokens[i][mask[i]].tolist() for i in range(len(tokens)) if mask[i].any()
     }
 
 
 @pytest.mark.parametrize('window', [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_the_sampler_is_the_trainer(window):
-    out, found = played(window)
+    out, turn_windows = played(window)
     assert (out.num_turns > window).any()
-    assert tiny.gap(tiny.cloned(NAME)[0], out, found=found) <= 1e-5
+    assert tiny.gap(tiny.cloned(NAME)[0], out, found=turn_windows) <= 1e-5
 
 
 @pytest.mark.parametrize(('window', 'style', 'past_turns'), [(2, 'brief', 0), (1, 'ragen', 1)])
-def test_a_sample_is_the_prefix_what_is_told_of_the_past_and_the_last_turns(
-    window, style, past_turns
-):
+def test_a_sample_is_the_prefix_the_history_and_the_last_turns(window, style, past_turns):
     """Checked as text: the first turn of a window has no reward and no end of a turn before it."""
-    out, found = played(window, style, past_turns)
+    out, turn_windows = played(window, style, past_turns)
     task = tiny.task(NAME, style=style, past_turns=past_turns)
     assert task.width > tiny.task(NAME, style=style).width or not past_turns
-    got, late, several = samples(out, found), 0, 0
+    got, late, several = samples(out, turn_windows), 0, 0
     assert sorted(got) == [(b, k) for b in range(16) for k in range(out.num_turns[b])]
     for b in range(16):
         states, turns = tiny.replay(out, b, task, KEY, b)
@@ -70,7 +68,7 @@ def test_a_sample_is_the_prefix_what_is_told_of_the_past_and_the_last_turns(
             first = max(k - window + 1, 0)
             late += first > 0
             text = tiny.opening_text(task.env, style, task.max_actions_per_episode)
-            ids = tiny.spelled(text + told(task, states, turns, k, past_turns))
+            ids = tiny.spelled(text + history_text(task, states, turns, k, past_turns))
             for i in range(first, k + 1):
                 before = turns[i - 1] if i else dict(reward=0.0, warn=False, used=0)
                 text = tiny.turn_text(
@@ -91,53 +89,53 @@ def test_a_sample_is_the_prefix_what_is_told_of_the_past_and_the_last_turns(
 
 
 @pytest.mark.soak
-def test_a_window_changes_what_the_policy_sees_only_from_the_turn_on_that_it_cuts():
+def test_a_window_changes_prompts_only_from_the_first_turn_that_it_cuts():
     """A window of all turns changes nothing."""
     free, _ = tiny.play(NAME, tiny.cloned(NAME)[0], KEY)
-    whole, out = played(3)[0], played(1)[0]
-    np.testing.assert_array_equal(free.tokens, whole.tokens)
-    np.testing.assert_allclose(free.logprobs, whole.logprobs, atol=1e-5)
-    first = whole.action_mask & (whole.turn == 0)
-    np.testing.assert_array_equal(whole.tokens[first], out.tokens[first])
-    np.testing.assert_allclose(whole.logprobs[first], out.logprobs[first], atol=1e-5)
-    second = whole.action_mask & out.action_mask & (whole.turn == 1) & (out.turn == 1)
-    assert second.sum() > 10 and np.abs(whole.logprobs - out.logprobs)[second].max() > 0.01
+    full, out = played(3)[0], played(1)[0]
+    np.testing.assert_array_equal(free.tokens, full.tokens)
+    np.testing.assert_allclose(free.logprobs, full.logprobs, atol=1e-5)
+    first = full.action_mask & (full.turn == 0)
+    np.testing.assert_array_equal(full.tokens[first], out.tokens[first])
+    np.testing.assert_allclose(full.logprobs[first], out.logprobs[first], atol=1e-5)
+    second = full.action_mask & out.action_mask & (full.turn == 1) & (out.turn == 1)
+    assert second.sum() > 10 and np.abs(full.logprobs - out.logprobs)[second].max() > 0.01
 
 
-def test_put_back_undoes_split_turns_on_every_answer():
-    out, found = played(2)
+def test_scatter_back_inverts_split_turns_on_every_answer():
+    out, turn_windows = played(2)
     mask = jnp.asarray(out.action_mask)
     back = windows.scatter_back(
-        windows.split_turns(jnp.asarray(out.logprobs), found), found, mask.shape[1]
+        windows.split_turns(jnp.asarray(out.logprobs), turn_windows), turn_windows, mask.shape[1]
     )
     np.testing.assert_array_equal(np.where(mask, back, 0.0), out.logprobs)
-    own = windows.own_turn_mask(mask, found)
-    assert own.sum() == mask.sum()  # each sampled token is trained in one sample
+    trained = windows.own_turn_mask(mask, turn_windows)
+    assert trained.sum() == mask.sum()  # each sampled token is trained in one sample
 
 
 def as_turns(out, b):
     """Convert an episode of a rollout to the turns of a demonstration."""
     turns, prefix = [], len(tiny.task(NAME).prefix)
     for k in range(int(out.num_turns[b])):
-        of = (out.turn[b] == k) & (np.arange(out.turn.shape[1]) >= prefix)
-        prompt, answer = of & ~out.action_mask[b], out.tokens[b][of & out.action_mask[b]]
-        cut = int(out.begin[b, k] - np.argmax(of)) if k else 0
+        in_turn = (out.turn[b] == k) & (np.arange(out.turn.shape[1]) >= prefix)
+        prompt, answer = in_turn & ~out.action_mask[b], out.tokens[b][in_turn & out.action_mask[b]]
+        cut = int(out.begin[b, k] - np.argmax(in_turn)) if k else 0
         written = out.part[b, k] != agents.ACT
         turns.append(Turn(out.tokens[b][prompt].tolist(), answer.tolist(), cut, written))
     return turns
 
 
-def test_a_clone_learns_what_the_policy_sees():
+def test_a_clone_trains_on_the_contexts_of_the_policy():
     window = 2
-    out, found = played(window)
+    out, turn_windows = played(window)
     prefix = np.asarray(tiny.task(NAME).prefix).tolist()
     rows = rows_of(prefix, (as_turns(out, b) for b in range(16)), window)
-    assert [row for row, _ in rows] == list(samples(out, found).values())
+    assert [row for row, _ in rows] == list(samples(out, turn_windows).values())
     trained = sum(np.sum(train) for _, train in rows)
     assert trained == out.action_mask.sum() and all(train[-1] for _, train in rows)
 
 
-def test_a_clone_sees_the_last_plan_before_its_window():
+def test_the_context_of_a_clone_has_the_last_plan_before_its_window():
     first, second, third = (
         Turn([1, 2, 3], [4], opening=0, written=True),
         Turn([5, 6, 7], [8], opening=2),
@@ -151,35 +149,35 @@ def test_a_clone_sees_the_last_plan_before_its_window():
     ]
 
 
-def test_demonstrations_with_a_window_are_those_without_cut_into_turns():
+def test_demonstrations_with_a_window_are_the_full_ones_cut_into_turns():
     task = tiny.task(NAME)
 
     def expert(states, used):
         return task.env.plans(states, used, task.max_actions_per_episode, task.env_params)
 
-    def shown(window):
+    def demo_rows(window):
         sizes = dict(seed=0, episodes=8, oracle=0.5, max_tokens=400, window=window)
-        found = jax.device_get(demonstrate(task, tiny.tokenizer(), expert, **sizes))
-        rows = zip(found.tokens, found.attention_mask, found.mask, strict=True)
-        return [(row[seen].tolist(), train[seen]) for row, seen, train in rows]
+        data = jax.device_get(demonstrate(task, tiny.tokenizer(), expert, **sizes))
+        rows = zip(data.tokens, data.attention_mask, data.mask, strict=True)
+        return [(row[segment].tolist(), train[segment]) for row, segment, train in rows]
 
-    whole, cut, prefix = shown(0), iter(shown(1)), len(task.prefix)
+    full, cut, prefix = demo_rows(0), iter(demo_rows(1)), len(task.prefix)
     several = 0
-    for row, mask in whole:
+    for row, mask in full:
         begin = prefix
         for k, end in enumerate(1 + np.flatnonzero(mask & ~np.append(mask[1:], False))):
             got, trained = next(cut)
-            seen, shown_of_it = row[begin:end], len(got) - prefix
-            assert got == row[:prefix] + seen[len(seen) - shown_of_it :]
-            assert (shown_of_it < len(seen)) == (k > 0)  # no reward, no end of a turn
+            segment, visible = row[begin:end], len(got) - prefix
+            assert got == row[:prefix] + segment[len(segment) - visible :]
+            assert (visible < len(segment)) == (k > 0)  # no reward, no end of a turn
             assert trained.sum() == mask[begin:end].sum()
             several += k > 0
             begin = end
     assert several > 3 and next(cut, None) is None
 
 
-def told(task, states, turns, k, m):
-    """The history of the last m turns before turn k, as text."""
+def history_text(task, states, turns, k, m):
+    """Return the history of the last m turns before turn k."""
     if not k or not m:
         return ''
     text = f'Summary: {k} turns completed so far. Showing the last {min(k, m)}.\n'
@@ -197,7 +195,7 @@ def micro(**changes):
 
 
 @pytest.mark.soak
-def test_training_on_windows_of_all_turns_is_training_on_conversations(tmp_path):
+def test_training_on_windows_of_all_turns_equals_training_on_conversations(tmp_path):
     """Shapes differ, but samples and weights are the same: losses and gradients agree."""
     rows = {}
     changes = {'algorithm': 'mt_grpo', 'loss.aggregation': 'seq_mean_token_mean'}

@@ -11,14 +11,14 @@ from agentrl_jax.rl.curriculum import Curriculum
 from agentrl_jax.run.config import read as read_config
 
 
-def counted(rounds, stage_steps, steps):
-    """The released scheduler on a fresh run: a counter from 1 that advances after each update."""
-    stage, seen = 0, []
+def reference_horizons(rounds, stage_steps, steps):
+    """Run the released scheduler: a counter that starts at 1 and advances after each update."""
+    stage, horizons = 0, []
     for count in range(1, steps + 1):
-        seen.append(rounds[stage])
+        horizons.append(rounds[stage])
         if stage < len(rounds) - 1 and count % stage_steps == 0:
             stage += 1
-    return seen
+    return horizons
 
 
 tables = st.sets(st.integers(1, 40), min_size=1, max_size=5).map(lambda x: tuple(sorted(x)))
@@ -26,10 +26,10 @@ tables = st.sets(st.integers(1, 40), min_size=1, max_size=5).map(lambda x: tuple
 
 @settings(deadline=None)
 @given(tables, st.integers(1, 12))
-def test_horizons_are_those_of_a_counter_and_never_shrink(rounds, stage_steps):
+def test_horizons_match_the_released_scheduler_and_never_shrink(rounds, stage_steps):
     steps = range(stage_steps * (len(rounds) + 1))
     table = [Curriculum(rounds, stage_steps).turn_limit(step, 0) for step in steps]
-    assert table == counted(rounds, stage_steps, len(steps)) == sorted(table)
+    assert table == reference_horizons(rounds, stage_steps, len(steps)) == sorted(table)
 
 
 def test_a_config_without_rounds_plays_every_turn():

@@ -80,7 +80,7 @@ def theirs(exported):
 
 @functools.cache
 def world_texts():
-    """System messages and all lines of every world in every prompt style."""
+    """Return system messages and all lines of every world in every prompt style."""
     texts = []
     for name, style in itertools.product(micro_runs.MAX_TOKENS, STYLES):
         env, env_params = parts.build_environment(read_config(micro_runs.config(name)), 'train')
@@ -109,8 +109,8 @@ def hostile_texts(count=2000):
     ]
 
 
-def test_the_ids_of_the_project_tokenizer_are_those_of_sentencepiece():
-    """That library computed them before: all texts of all environments keep their ids."""
+def test_the_project_tokenizer_matches_sentencepiece():
+    """sentencepiece computed the ids before; all texts of all environments keep them."""
     reference = sentencepiece.SentencePieceProcessor(model_file=str(DEMO_MODEL))
     ours = load_tokenizer(DEMO_MODEL)
     texts = world_texts() + hostile_texts()
@@ -122,7 +122,7 @@ def test_the_ids_of_the_project_tokenizer_are_those_of_sentencepiece():
 
 
 @pytest.mark.soak
-def test_transformers_gives_the_ids_of_the_run_for_any_text(exported, theirs):
+def test_transformers_tokenises_any_text_as_in_the_run(exported, theirs):
     ours = load_tokenizer(DEMO_MODEL)
     texts = world_texts() + hostile_texts()
     assert theirs(texts, add_special_tokens=False)['input_ids'] == ours.encode_batch(texts)
@@ -134,7 +134,7 @@ def test_transformers_gives_the_ids_of_the_run_for_any_text(exported, theirs):
 
 @pytest.mark.soak
 @pytest.mark.slow('loads transformers')
-def test_an_exported_qwen_tokenizer_gives_the_ids_of_the_run_in_transformers(tmp_path):
+def test_transformers_tokenises_as_in_the_run_with_an_exported_qwen_tokenizer(tmp_path):
     source, out = tmp_path / 'in', tmp_path / 'out'
     source.mkdir(), out.mkdir()
     (source / 'tokenizer.json').write_text(qwen_vocabulary.qwen_tokenizer().to_json())
@@ -156,13 +156,13 @@ def auto_tokenizer(folder):
     return AutoTokenizer.from_pretrained(folder)
 
 
-def test_chats_of_transformers_are_those_of_the_run(exported, theirs):
+def test_chats_of_transformers_match_those_of_the_run(exported, theirs):
     chat = build_chat(load_tokenizer(DEMO_MODEL))
     messages = [message('system', 'sokoban\n'), message('user', '\nTurn 1:\n#_P\n')]
     pieces = [*chat.episode_prefix('sokoban\n', '\nTurn 1:\n#_P\n'), *chat.answer_open('')]
     for answer, text in (('Up || Left', 'Turn 2:\n##\n'), ('<think>no', 'x')):
-        given = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        assert given == pieces
+        ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert ids == pieces
         rendered = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         assert rendered == rendering.render(theirs.chat_template, messages)
         messages += [message('assistant', answer), message('user', text)]
@@ -172,16 +172,16 @@ def test_chats_of_transformers_are_those_of_the_run(exported, theirs):
 
 
 @pytest.mark.soak
-def test_generate_gives_the_greedy_answers_of_the_run_and_stops(finished, exported):
+def test_generate_returns_the_greedy_answers_of_the_run_and_stops(finished, exported):
     import torch
     import transformers
 
     cfg, workdir = finished
     run = build(cfg)
-    played = run.validation
+    validation = run.validation
     policy = saved_policy(run.config, run.model, run.mesh, run.params, str(workdir))
     rollout, _ = jax.device_get(
-        played.collect(policy, played.task, played.episodes, jax.random.key(0))
+        validation.collect(policy, validation.task, validation.episodes, jax.random.key(0))
     )
     model = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
     ends, compared = set(run.tokenizer.eos_ids), 0
@@ -197,7 +197,7 @@ def test_generate_gives_the_greedy_answers_of_the_run_and_stops(finished, export
     assert compared > 12  # turns that the policy ended itself
 
 
-def test_the_folder_says_what_ends_a_turn_and_how_long_a_sequence_may_be(finished, exported):
+def test_the_folder_contains_end_tokens_and_length_limits(finished, exported):
     tokenizer = load_tokenizer(DEMO_MODEL)
     end, over = tokenizer.special('<|im_end|>'), tokenizer.special('<|endoftext|>')
     hf = json.loads((exported / 'config.json').read_text())
@@ -213,7 +213,7 @@ def test_the_folder_says_what_ends_a_turn_and_how_long_a_sequence_may_be(finishe
 
 
 @pytest.mark.soak
-def test_the_folder_loads_to_the_policy_it_was_made_of(finished, exported):
+def test_the_folder_loads_to_the_exported_policy(finished, exported):
     cfg, workdir = finished
     run = build(cfg)
     policy = saved_policy(run.config, run.model, run.mesh, run.params, str(workdir))
@@ -223,8 +223,8 @@ def test_the_folder_loads_to_the_policy_it_was_made_of(finished, exported):
     cfg = cfg.copy_and_resolve_references()
     cfg.model.path = str(exported)
     metrics = evaluate.evaluate(cfg, '', str(workdir / 'again'), None)
-    played = evaluate.evaluate(finished[0], str(workdir), str(workdir / 'first'), None)
-    assert metrics == played
+    expected = evaluate.evaluate(finished[0], str(workdir), str(workdir / 'first'), None)
+    assert metrics == expected
 
 
 def with_bias(tmp_path, value):
@@ -237,7 +237,7 @@ def with_bias(tmp_path, value):
     )
 
 
-def test_a_bias_behind_attention_is_left_out_if_it_is_zero_and_refused_otherwise(tmp_path):
+def test_an_attention_output_bias_is_dropped_if_zero_and_rejected_otherwise(tmp_path):
     config, params = weights.load_model(with_bias(tmp_path, 0.0))
     assert config == tiny_models.TINY
     ours = tiny_models.by_hf_name(params)
@@ -257,14 +257,14 @@ def test_a_bias_behind_attention_is_left_out_if_it_is_zero_and_refused_otherwise
     ],
 )
 def test_sentencepiece_models_of_other_kinds_are_rejected(settings, named):
-    given = dict(vocab_size=340, byte_fallback=True, hard_vocab_limit=False, minloglevel=2)
-    given |= dict(control_symbols=list(CHAT_SPECIALS), bos_id=-1, eos_id=-1, num_threads=1)
-    given |= dict(normalization_rule_name='identity', remove_extra_whitespaces=False)
+    options = dict(vocab_size=340, byte_fallback=True, hard_vocab_limit=False, minloglevel=2)
+    options |= dict(control_symbols=list(CHAT_SPECIALS), bos_id=-1, eos_id=-1, num_threads=1)
+    options |= dict(normalization_rule_name='identity', remove_extra_whitespaces=False)
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(world_texts()[:200]),
         model_writer=model,
-        **given | dict(add_dummy_prefix=False) | settings,
+        **options | dict(add_dummy_prefix=False) | settings,
     )
     with pytest.raises(ValueError, match=named):
         unigram.load_model(model.getvalue(), 'changed')

@@ -34,7 +34,7 @@ TURN = re.compile(r'<\|im_start\|>assistant\nAction: (.*?)<\|im_end\|>', re.DOTA
 
 
 def config(**changes):
-    """Short goals of TextCraft in the wording for small models."""
+    """Return a config with short goals of TextCraft in the wording for small models."""
     return micro_runs.plain('textcraft', **(SHORT | changes))
 
 
@@ -61,60 +61,60 @@ def with_changes(run, changes):
     return types.SimpleNamespace(**(vars(run) | {'config': read_config(config(**changes))}))
 
 
-def played(run, oracle):
-    """(rows as texts, their trained parts as texts) of demonstrations."""
-    found = jax.device_get(cloning.find_demonstrations(with_changes(run, {'clone.oracle': oracle})))
-    assert found.tokens.shape[0] == 12 and found.tokens.shape[1] <= 168
+def demo_texts(run, oracle):
+    """Return (texts of rows, texts of their trained parts) of demonstrations."""
+    data = jax.device_get(cloning.find_demonstrations(with_changes(run, {'clone.oracle': oracle})))
+    assert data.tokens.shape[0] == 12 and data.tokens.shape[1] <= 168
 
     def texts(masks):
-        rows = zip(found.tokens, masks, strict=True)
+        rows = zip(data.tokens, masks, strict=True)
         return [run.tokenizer.decode(row[mask], show_special=True) for row, mask in rows]
 
-    return texts(found.attention_mask), texts(found.mask)
+    return texts(data.attention_mask), texts(data.mask)
 
 
 def test_demonstrations_of_the_expert_reach_their_goals_in_the_tokens_of_a_rollout(run):
-    texts, trained = played(run, oracle=1.0)
+    texts, trained = demo_texts(run, oracle=1.0)
     world = textcraft.TextCraft(**run.training.tasks[0].env.settings())
     first = run.tokenizer.decode(np.asarray(run.training.tasks[0].prefix), show_special=True)
     items = run.training.tasks[0].env_params.items.tolist()
-    shown = {world.reset(item): item for item in reversed(items)}
-    for text, own in zip(texts, trained, strict=True):
-        said = TURN.findall(text)
-        assert own == ''.join(f'{command}<|im_end|>' for command in said)
+    item_of = {world.reset(item): item for item in reversed(items)}
+    for text, trained_text in zip(texts, trained, strict=True):
+        commands = TURN.findall(text)
+        assert trained_text == ''.join(f'{command}<|im_end|>' for command in commands)
         assert text.startswith(first)
         opening = text.removeprefix(first).split('<|im_start|>user\n', 1)[1]
         observation = opening.split('<|im_end|>', 1)[0]
-        assert world.reset(shown[observation]) == observation
-        replies = [world.step(command) for command in said]
+        assert world.reset(item_of[observation]) == observation
+        replies = [world.step(command) for command in commands]
         assert replies[-1].success
         for reply in replies[:-1]:
             assert f'user\n{reply.observation}<|im_end|>' in text
 
 
-def test_random_play_is_mixed_in_by_turns(run):
-    expert, mixed, again, random = (played(run, oracle)[1] for oracle in (1.0, 0.5, 0.5, 0.0))
+def test_random_play_is_mixed_in_turn_by_turn(run):
+    expert, mixed, again, random = (demo_texts(run, oracle)[1] for oracle in (1.0, 0.5, 0.5, 0.0))
     assert mixed == again != expert
     turns = [''.join(rows).count('<|im_end|>') for rows in (expert, mixed, random)]
     assert turns[0] < turns[1] <= turns[2]
 
 
-def test_trajectories_of_a_file_are_not_trained_on_the_prefix_that_is_forced(run, tmp_path):
+def test_trajectories_of_a_file_are_not_trained_on_the_forced_prefix(run, tmp_path):
     path = tmp_path / 'episodes.json'
-    said = [
+    messages = [
         {'from': 'human', 'loss': None, 'value': 'Goal: craft stick.'},
         {'from': 'gpt', 'loss': True, 'value': 'Action: inventory'},
     ]
-    trajectories.write_records(path, [{'item_id': 'textcraft_0', 'conversations': said}])
-    given = with_changes(run, {'clone.file': str(path), 'clone.episodes': 0})
-    found = jax.device_get(cloning.find_demonstrations(given))
-    text = run.tokenizer.decode(found.tokens[found.mask], show_special=True)
+    trajectories.write_records(path, [{'item_id': 'textcraft_0', 'conversations': messages}])
+    file_run = with_changes(run, {'clone.file': str(path), 'clone.episodes': 0})
+    data = jax.device_get(cloning.find_demonstrations(file_run))
+    text = run.tokenizer.decode(data.tokens[data.mask], show_special=True)
     assert text == 'inventory<|im_end|>'
 
 
-def test_a_report_has_random_play_and_the_planner_beside_a_policy(run):
-    found = report.reference(run.validation.task)
-    assert found['oracle'] == 1.0 and 0 < found['random'] < 0.5
+def test_the_reference_of_a_report_has_random_play_and_the_planner(run):
+    reference = report.reference(run.validation.task)
+    assert reference['oracle'] == 1.0 and 0 < reference['random'] < 0.5
     task = run.validation.task
     short = reference_success(task.env, task.env_params, 1, rollouts=1)
     assert short == {'random': 0.0, 'oracle': 0.0}

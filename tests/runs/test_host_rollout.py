@@ -30,7 +30,7 @@ def calm():
     return hosts.play()
 
 
-def test_episodes_end_in_every_way_that_the_tests_below_are_about():
+def test_episodes_end_in_every_way_that_the_tests_below_cover():
     out, counters = calm()
     assert len(set(out.num_turns)) > 2 and out.num_turns.max() == 4
     assert {EpisodeStop.TERMINATED, EpisodeStop.TURN_BUDGET} <= set(out.episode_stop)
@@ -38,7 +38,7 @@ def test_episodes_end_in_every_way_that_the_tests_below_are_about():
     assert counters['generated'].sum() == out.action_mask.sum() and not counters['hosts/faults'][0]
 
 
-def test_what_worlds_measure_is_that_of_their_last_replies():
+def test_environment_metrics_are_those_of_the_last_replies():
     out, _ = calm()
     np.testing.assert_array_equal(out.figures[:, 0], out.num_turns)
     env, half = hosts.Tests(), out.episode_stop == EpisodeStop.TERMINATED
@@ -51,7 +51,7 @@ def test_what_worlds_measure_is_that_of_their_last_replies():
     np.testing.assert_allclose(counted['own']['said'], out.num_turns[half].sum())
 
 
-def test_a_server_that_measures_nothing_gives_no_zeros_and_another_number_is_an_error():
+def test_missing_figures_are_nan_and_a_wrong_number_of_them_is_an_error():
     env = hosts.Tests()
     np.testing.assert_array_equal(figures_of(Reply('', figures=(3.0, 0.5)), env), [3.0, 0.5])
     assert np.isnan(figures_of(Reply(''), env)).all()
@@ -66,14 +66,14 @@ def test_the_sampler_is_the_trainer():
 
 
 @pytest.mark.parametrize('poll', [1, 64])
-def test_no_latency_and_no_schedule_changes_anything(poll):
+def test_latency_and_schedule_do_not_change_results(poll):
     out, _ = hosts.play(make=hosts.troubled(poll, latency=0.004), poll=poll)
     hosts.assert_same(out, calm()[0])
 
 
 @pytest.mark.parametrize('read_tokens', [64, 16], ids=['one chunk', 'chunks'])
-def test_the_first_observation_of_a_group_is_read_once_and_changes_no_bit(read_tokens, monkeypatch):
-    """The other three episodes of each group read none of it, for any chunk size."""
+def test_the_first_observation_of_a_group_is_read_once_with_the_same_bits(read_tokens, monkeypatch):
+    """The other three episodes of each group do not read it, for any chunk size."""
     counted, counters_of = [], host.counters_of
 
     def counting(playing):
@@ -117,8 +117,8 @@ class Waits:
         pass
 
 
-def test_a_row_that_copied_its_opening_samples_though_all_other_worlds_are_silent():
-    """It waited for one more reply, which never arrived if that reply depended on its answer."""
+def test_a_row_that_copied_its_opening_samples_while_all_other_worlds_wait():
+    """The row waited for another reply, which never arrived if it depended on the row's answer."""
     listed = tiny.episodes('frozen_lake')
     few = jax.tree.map(lambda x: x[:3], tiny.episodes('frozen_lake'))
     listed = dataclasses.replace(few, level=np.arange(3, dtype=np.int32))
@@ -127,7 +127,7 @@ def test_a_row_that_copied_its_opening_samples_though_all_other_worlds_are_silen
     assert (out.episode_stop == EpisodeStop.TERMINATED).all()
 
 
-def test_worlds_that_hang_are_left_behind_and_change_nothing():
+def test_worlds_that_hang_are_abandoned_without_changing_results():
     release = threading.Event()
     try:
         out, counters = hosts.play(
@@ -140,13 +140,13 @@ def test_worlds_that_hang_are_left_behind_and_change_nothing():
     hosts.assert_same(out, calm()[0])
 
 
-def test_a_rollout_says_where_it_is_while_it_is_played():
+def test_a_running_rollout_reports_its_progress():
     _, conversation = hosts.conversation_of(hosts.Tests())
-    seen = []
+    reports = []
 
     class Watched(hosts.Echo):
         def step(self, action):
-            seen.append(collect.worlds.rollout.in_flight())
+            reports.append(collect.worlds.rollout.in_flight())
             return super().step(action)
 
     collect = hosts.collector(conversation, Watched)
@@ -154,14 +154,14 @@ def test_a_rollout_says_where_it_is_while_it_is_played():
     task = hosts.conversation_of(hosts.Tests())[0]
     collect(tiny.cloned('frozen_lake')[0], task, tiny.episodes('frozen_lake'), tiny.KEY)
     collect.worlds.pool.close()
-    assert collect.worlds.rollout is None and len(seen) >= 16
-    for now in seen:  # 16 episodes, 8 rows; the rollout waits for the environment with this step
+    assert collect.worlds.rollout is None and len(reports) >= 16
+    for now in reports:  # 16 episodes, 8 rows; the rollout waits for the environment with this step
         assert now['waited for'] >= 1 and now['waited for'] + now['on the device'] <= 8
         assert now['to begin'] <= 8 and now['retries'] == now['faults'] == 0
-    assert seen[0]['to begin'] == 8 and seen[-1]['to begin'] == 0
+    assert reports[0]['to begin'] == 8 and reports[-1]['to begin'] == 0
 
 
-def test_three_programs_are_compiled_and_never_another():
+def test_only_three_programs_are_compiled():
     """For any seeds, environments, turn limits and lists of episodes."""
     task, conversation = hosts.conversation_of(hosts.Tests())
     collect = hosts.collector(conversation, hosts.Echo, slots=4, poll=3)
@@ -177,8 +177,8 @@ def test_three_programs_are_compiled_and_never_another():
             collect(params, task, tiny.episodes('frozen_lake', groups=3), tiny.KEY)
     finally:
         collect.worlds.pool.close()
-    made = collect.programs(task)
-    sizes = [p._cache_size() for p in (made.start, made.decode, made.read)]
+    compiled = collect.programs(task)
+    sizes = [p._cache_size() for p in (compiled.start, compiled.decode, compiled.read)]
     assert sizes == [1, 1, 1], (first, before, counter.count)
 
 
@@ -186,22 +186,22 @@ def test_rows_are_changed_in_place():
     """Decoding and reading write into the cache that they receive and do not copy it."""
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     settings = tiny.settings(slots=4, serve_rows=2, max_tokens=2048, max_response=4)
-    made = programs.build_programs(mesh, settings, width=8, cache_tokens=2048)
+    built = programs.build_programs(mesh, settings, width=8, cache_tokens=2048)
     ends = programs.StopRules(np.full(1, END, np.int32), hosts.table('</'))
-    state = jax.eval_shape(made.start, tiny.untrained(), np.zeros(5, np.int32), ends)
+    state = jax.eval_shape(built.start, tiny.untrained(), np.zeros(5, np.int32), ends)
     block = np.zeros((2, programs.READ_HEADER + 8), np.int32)
-    given, bound = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), np.int32(1)
-    for program, *rest in (made.decode, ends, tiny.KEY, bound, bound), (made.read, ends, block):
+    state_bytes, bound = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), np.int32(1)
+    for program, *rest in (built.decode, ends, tiny.KEY, bound, bound), (built.read, ends, block):
         with warnings.catch_warnings():
             warnings.simplefilter('error')  # about donated buffers that are not used
             memory = program.lower(state, tiny.untrained(), *rest).compile().memory_analysis()
-        assert memory.alias_size_in_bytes == given
-        assert memory.temp_size_in_bytes < given
+        assert memory.alias_size_in_bytes == state_bytes
+        assert memory.temp_size_in_bytes < state_bytes
 
 
 @pytest.mark.soak
-def test_frozen_lake_on_a_host_is_frozen_lake_on_the_device():
-    """Token for token. The host's prefix ends at the system message, the device's after 'user'."""
+def test_frozen_lake_on_a_host_matches_frozen_lake_on_the_device():
+    """All tokens match. The prefix ends at the system message on hosts, after 'user' on devices."""
     env, _ = tiny.environment('frozen_lake')
     env_params = dataclasses.replace(env, success_rate=1.0).make_params(num_levels=16)
     on_device = tiny.build_task(env, env_params, tiny.tokenizer(), style='brief', **tiny.BUDGETS)
@@ -232,12 +232,12 @@ def test_frozen_lake_on_a_host_is_frozen_lake_on_the_device():
         np.testing.assert_array_equal(getattr(out, name), getattr(expected, name), err_msg=name)
     np.testing.assert_allclose(out.logprobs, expected.logprobs, atol=1e-5, rtol=0)
     shift = expected.begin - out.begin
-    played = np.arange(3)[None] < out.num_turns[:, None]
-    assert set(shift[played]) == {3} and (shift[~played] == 0).all()
+    in_episode = np.arange(3)[None] < out.num_turns[:, None]
+    assert set(shift[in_episode]) == {3} and (shift[~in_episode] == 0).all()
     assert (out.episode_stop == EpisodeStop.TERMINATED).any()
 
 
-def test_sampled_tokens_without_a_finite_log_probability_are_counted_against_hosts_too():
+def test_sampled_tokens_without_a_finite_log_probability_are_counted_on_hosts():
     params = jax.tree.map(lambda x: x * 1e19, tiny.cloned('frozen_lake')[0])
     _, counters = hosts.play(params=params)
     assert counters['nonfinite'].sum() == counters['generated'].sum() > 0

@@ -50,7 +50,7 @@ def rows_of(workdir):
     return run_log.read_metrics(workdir / run_log.METRICS_FILE)
 
 
-def test_a_run_trains_validates_counts_logs_and_compiles_nothing_late(finished):
+def test_a_run_trains_validates_counts_logs_and_never_recompiles(finished):
     cfg, workdir = finished
     rows = rows_of(workdir)
     assert [row['step'] for row in rows] == [0, 1, 2, 3] and 'eval/success' in rows[-1]
@@ -70,39 +70,39 @@ def test_a_run_trains_validates_counts_logs_and_compiles_nothing_late(finished):
 
 
 @pytest.mark.soak
-def test_a_policy_is_watched_on_hosts(finished):
+def test_a_policy_can_be_watched_on_hosts(finished):
     cfg, workdir = finished
     console, read = Console(file=io.StringIO(), width=400), read_config(cfg)
-    how = dict(level=2, seed=5, delay=0.0, console=console)
-    total, solved = play.watch(read, str(workdir), 'validation', **how)
+    options = dict(level=2, seed=5, delay=0.0, console=console)
+    total, solved = play.watch(read, str(workdir), 'validation', **options)
     text = console.file.getvalue()
     assert 'Say something.' in text and f'return {total:g}' in text
     assert ('not solved: ' in text) == (not solved)
 
 
-def test_a_page_shows_what_was_said_and_answered(finished):
+def test_a_page_shows_answers_and_replies(finished):
     _, workdir = finished
-    made = json.loads((workdir / 'rollouts' / 'step_000002.json').read_text())
-    turn = made['episodes'][0]['turns'][0]
-    assert made['env'] == 'objects' and turn['grid'] is None and len(turn['actions']) == 1
+    document = json.loads((workdir / 'rollouts' / 'step_000002.json').read_text())
+    turn = document['episodes'][0]['turns'][0]
+    assert document['env'] == 'objects' and turn['grid'] is None and len(turn['actions']) == 1
     # This environment does not report validity: no metric, and no badge
-    assert turn['valid'] is None and made['totals']['invalid'] is None
+    assert turn['valid'] is None and document['totals']['invalid'] is None
     for row in run_log.read_metrics(workdir / run_log.METRICS_FILE):
         assert all(np.isnan(row[name]) for name in row if name.endswith('valid_format'))
     page = (workdir / 'rollouts' / 'step_000002.html').read_text()
     assert 'a wall' in page and 'Say something.' in page
     lines = replies.read_log(workdir / 'replies.jsonl')
     lines = [line for line in lines if (line['step'], line['split']) == (2, 'train')]
-    assert made['worlds']['replies'] == len(lines) and made['worlds']['faults'] == 0
-    assert made['worlds']['slowest'] == max(line['seconds'] for line in lines)
-    for episode in made['episodes']:
+    assert document['worlds']['replies'] == len(lines) and document['worlds']['faults'] == 0
+    assert document['worlds']['slowest'] == max(line['seconds'] for line in lines)
+    for episode in document['episodes']:
         turns = len(episode['turns'])
         assert [reply['turn'] for reply in episode['replies']] == list(range(turns + 1))
         last = [line for line in lines if line['observation'] == episode['replies'][-1]['text']]
         assert len(last) >= 1 and episode['replies'][0]['text'] == ''
 
 
-def test_the_end_of_a_log_is_read_without_its_beginning(tmp_path):
+def test_the_end_of_a_log_is_read_without_the_rest(tmp_path):
     path = tmp_path / 'replies.jsonl'
     assert replies.newest(path, 0) == []
     path.write_text('')
@@ -114,7 +114,7 @@ def test_the_end_of_a_log_is_read_without_its_beginning(tmp_path):
     assert replies.newest(path, 4) == []
 
 
-def test_a_killed_step_is_played_again_with_the_same_bits(finished, tmp_path):
+def test_a_killed_step_is_repeated_bit_for_bit(finished, tmp_path):
     cfg, workdir = finished
     again = tmp_path / 'again'
     shutil.copytree(workdir, again)
@@ -127,17 +127,17 @@ def test_a_killed_step_is_played_again_with_the_same_bits(finished, tmp_path):
 
 
 @pytest.mark.soak
-def test_a_run_that_waits_for_its_worlds_stops_when_asked(finished, tmp_path, monkeypatch, capfd):
-    """The state is saved, and the run resumes from it when its environments are back."""
-    began = itertools.count()
+def test_a_run_that_waits_for_its_worlds_stops_on_a_signal(finished, tmp_path, monkeypatch, capfd):
+    """The state is saved, and the run resumes from it when its environments work again."""
+    resets = itertools.count()
 
-    class Gone(hosts.Echo):
+    class Unreachable(hosts.Echo):
         def reset(self, item):
-            if next(began) >= 40:  # in step 1, after 16 of validation and 16 of step 0
+            if next(resets) >= 40:  # in step 1, after 16 of validation and 16 of step 0
                 raise WorldDown('the server is gone')
             return super().reset(item)
 
-    def ask(calls, sampling):
+    def stop_in_outage(calls, sampling):
         look(calls, sampling)
         if calls.down_since < math.inf:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -146,8 +146,8 @@ def test_a_run_that_waits_for_its_worlds_stops_when_asked(finished, tmp_path, mo
     # Only the end of the run saves: a checkpoint before it is due to the signal.
     cfg = config(**{'checkpoint.every': 9, 'checkpoint.keep': 9, 'hosts.outage_s': 10.0})
     with monkeypatch.context() as patch:
-        patch.setattr(hosts, 'Echo', Gone)
-        patch.setattr(world_calls.WorldCalls, '_look_for_outage', ask)
+        patch.setattr(hosts, 'Echo', Unreachable)
+        patch.setattr(world_calls.WorldCalls, '_look_for_outage', stop_in_outage)
         assert train.train(cfg, str(tmp_path)) == processes.EXIT_PREEMPTED
     assert checkpoint.steps(tmp_path / 'checkpoints') == [0, 1]
     assert 'stop requested while all environments are down' in capfd.readouterr().err
@@ -163,8 +163,8 @@ def strip(path):
     return sorted(json.dumps(row, sort_keys=True) for row in rows)
 
 
-def test_an_evaluation_is_replayed_without_any_world(finished, tmp_path, monkeypatch):
-    """From its own log, and from the run's log."""
+def test_an_evaluation_is_replayed_without_worlds(finished, tmp_path, monkeypatch):
+    """Both the log of the evaluation and the log of the run work."""
     cfg, workdir = finished
     before = evaluate.evaluate(cfg, str(workdir), str(tmp_path / 'one'), None)
 
@@ -184,7 +184,7 @@ def test_an_evaluation_is_replayed_without_any_world(finished, tmp_path, monkeyp
         assert document(out) == document(tmp_path / 'one')
 
 
-def test_logs_of_something_else_are_refused(finished, tmp_path):
+def test_logs_of_other_rollouts_are_rejected(finished, tmp_path):
     cfg, workdir = finished
     log, other = workdir / 'replies.jsonl', tmp_path / 'other.jsonl'
     with pytest.raises(ValueError, match='has no rollout with step=1, split=validation; it has'):
@@ -226,7 +226,7 @@ CASES = {
 @pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
 @pytest.mark.parametrize('case', CASES)
-def test_what_runs_on_the_device_runs_on_hosts(case, tmp_path):
+def test_features_of_device_runs_work_on_hosts(case, tmp_path):
     changes = {'steps': 2, 'log.rollouts_every': 0, 'eval.every': 0} | CASES[case]
     assert train.train(config(**changes), str(tmp_path)) == 0
     rows = rows_of(tmp_path)
@@ -234,7 +234,7 @@ def test_what_runs_on_the_device_runs_on_hosts(case, tmp_path):
     assert rows[1]['perf/recompiles'] == 0 and rows[1]['sampler/logprob_gap'] < 1e-4
 
 
-def test_episodes_whose_world_failed_train_nothing(tmp_path, monkeypatch):
+def test_episodes_of_failed_worlds_are_not_trained(tmp_path, monkeypatch):
     class Broken(hosts.Echo):
         deterministic = False
 
@@ -247,8 +247,8 @@ def test_episodes_whose_world_failed_train_nothing(tmp_path, monkeypatch):
     changes = {'hosts.deterministic': False, 'steps': 2, 'hosts.min_healthy': 0.0}
     assert train.train(config(**changes), str(tmp_path)) == 0
     rows = rows_of(tmp_path)
-    lost = [row['rollout/env_error'] for row in rows[:2]]
-    assert any(0 < share < 1 for share in lost)
+    shares = [row['rollout/env_error'] for row in rows[:2]]
+    assert any(0 < share < 1 for share in shares)
     for row in rows[:2]:
         assert row['batch/trained_rows'] == 16 * (1 - row['rollout/env_error'])
         assert row['hosts/faults'] == 16 * row['rollout/env_error']
@@ -256,8 +256,8 @@ def test_episodes_whose_world_failed_train_nothing(tmp_path, monkeypatch):
     assert page.count('WorldError: broken') == rows[1]['hosts/faults']
 
 
-def test_a_run_whose_worlds_all_failed_is_a_failure_that_says_so(tmp_path, monkeypatch, capfd):
-    """It ended with exit code 0, and after five steps it reported that returns were equal."""
+def test_a_run_fails_with_the_reason_if_all_worlds_failed(tmp_path, monkeypatch, capfd):
+    """The exit code was 0, and after five steps the run reported that returns were equal."""
 
     class Broken(hosts.Echo):
         def reset(self, item):
@@ -299,12 +299,12 @@ LAKE = {
         ),
     ],
 )
-def test_a_world_that_cannot_be_made_is_said_before_a_model_is_made(changes, words, monkeypatch):
+def test_an_invalid_world_is_reported_before_a_model_is_built(changes, words, monkeypatch):
     """A mistyped id failed after 160 s of compiling; other ids got the keywords of FrozenLake."""
     monkeypatch.setattr(loading, 'build_model', None)
-    with pytest.raises(usage.WrongUsage, match=words) as said:
+    with pytest.raises(usage.WrongUsage, match=words) as error:
         build(config(**LAKE | changes))
-    assert '\n' not in str(said.value)
+    assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_a_world_that_cannot_be_made_is_said_before_a_model_is_made(changes, wor
         ({'env.name': 'game_2048', 'env.prompt': 'brief'}, 'pgx', 'pip install pgx'),
     ],
 )
-def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
+def test_a_missing_package_is_reported_before_a_model_is_built(
     changes, missing, words, monkeypatch
 ):
     """search without bm25s failed with 47 lines after 28 s."""
@@ -328,9 +328,9 @@ def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
     cfg = config(**{'rollout.max_tokens': 4096, 'hosts.max_observation': 64} | changes)
     with cfg.unlocked():
         cfg.game_2048 = {}
-    with pytest.raises(usage.WrongUsage, match=words) as said:
+    with pytest.raises(usage.WrongUsage, match=words) as error:
         build(cfg)
-    assert '\n' not in str(said.value)
+    assert '\n' not in str(error.value)
 
 
 SERVED = {
@@ -342,7 +342,7 @@ SERVED = {
 SEARCH = {'env.name': 'search', 'search.corpus': 'http://one:1'}
 
 
-def test_a_run_resumes_with_servers_elsewhere_and_no_other_world():
+def test_a_run_resumes_with_other_servers_but_not_with_another_world():
     def saved(**changes):
         cfg = config(**SERVED | changes)
         return read_config(cfg), canonical_json(to_metadata(cfg))
@@ -359,7 +359,7 @@ def test_a_run_resumes_with_servers_elsewhere_and_no_other_world():
     checkpoint.check_config(saved(**SEARCH)[1], now, may_differ=free)
 
 
-def test_servers_of_a_run_hold_all_that_is_played_at_once():
+def test_servers_of_a_run_must_hold_all_concurrent_episodes():
     craft = {'env.name': 'textcraft', 'hosts.launch': 2, 'clone.episodes': 0}
     needed = read_config(config(**craft), None).max_concurrent_worlds
     assert read_config(config(**craft | {'eval.every': 0}), None).max_concurrent_worlds == needed

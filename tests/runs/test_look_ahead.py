@@ -51,16 +51,16 @@ def build(name, tokenizer, style, **changes):
 
 
 def moments(task, seed=0):
-    """Episodes at any turn: (episodes, whether the policy ended the previous turn)."""
+    """Return (episodes at any turn, whether the policy ended the previous turn)."""
     rng = np.random.default_rng(seed)
     begin = jax.jit(jax.vmap(text.begin, in_axes=(None, 0)))
     episodes = begin(task, np.arange(ROWS) % task.env.num_levels(task.env_params))
     quanta = rng.integers(task.offsets.reward_low, task.offsets.reward_high + 1, ROWS)
     turn = np.arange(ROWS, dtype=np.int32) % TURNS
     if task.agent.writes:
-        now = dict(part=rng.integers(3, size=ROWS), trial=turn % task.agent.trials)
-        now |= dict(turns=rng.integers(2, size=ROWS), stepped=rng.random(ROWS) < 0.5)
-        episodes = episodes.replace(agent=agents.Progress(**jax.tree.map(jnp.asarray, now)))
+        progress = dict(part=rng.integers(3, size=ROWS), trial=turn % task.agent.trials)
+        progress |= dict(turns=rng.integers(2, size=ROWS), stepped=rng.random(ROWS) < 0.5)
+        episodes = episodes.replace(agent=agents.Progress(**jax.tree.map(jnp.asarray, progress)))
     return episodes.replace(
         turn=turn,
         used=rng.integers(ACTIONS + 1, size=ROWS).astype(np.int32),
@@ -71,15 +71,15 @@ def moments(task, seed=0):
 
 @jax.jit
 @functools.partial(jax.vmap, in_axes=(None, 0, 0))
-def told(task, *moment):
-    """(prompt, its length, its length computed without writing, tokens of the opening)."""
+def prompt_and_lengths(task, *moment):
+    """Return (prompt, its length, its length computed without writing, length of the opening)."""
     prompt, count = text.turn_tokens(task, *moment)
     return prompt, count, text.turn_length(task, *moment), text.opening_length(task, *moment)
 
 
-def shown(task, episodes, ends):
-    """(prompts, lengths, tokens of the opening) of the episodes."""
-    prompts, count, length, opening = jax.device_get(told(task, episodes, ends))
+def prompts_of(task, episodes, ends):
+    """Return (prompts, lengths of their openings) of the episodes."""
+    prompts, count, length, opening = jax.device_get(prompt_and_lengths(task, episodes, ends))
     np.testing.assert_array_equal(count, length)
     assert int(count.max()) <= task.width
     return [p[:n].tolist() for p, n in zip(np.asarray(prompts), count, strict=True)], opening
@@ -89,12 +89,12 @@ def assert_prompts_are_their_text(name, tokenizer, style, **changes):
     task = build(name, tokenizer, style, **changes)
     prefix = np.asarray(task.prefix).tolist()
     episodes, ends = moments(task)
-    for i, (ids, opening) in enumerate(zip(*shown(task, episodes, ends), strict=True)):
-        whole = [*prefix, *ids] if i % TURNS == 0 else ids
+    for i, (ids, opening) in enumerate(zip(*prompts_of(task, episodes, ends), strict=True)):
+        full = [*prefix, *ids] if i % TURNS == 0 else ids
         cut = [*prefix, *(ids if i % TURNS == 0 else ids[int(opening) :])]  # as in a window
-        for given in (whole, cut):
-            said = tokenizer.decode(given, show_special=True)
-            assert chat.tokenize(tokenizer, said) == given, said
+        for tokens in (full, cut):
+            decoded = tokenizer.decode(tokens, show_special=True)
+            assert chat.tokenize(tokenizer, decoded) == tokens, decoded
 
 
 # One environment per wording of observations; the rest run in `make soak`
@@ -112,7 +112,7 @@ SOAK = [
         *SOAK,
     ],
 )
-def test_every_prompt_is_the_tokens_of_its_whole_text(name, style):
+def test_every_prompt_has_the_tokens_of_its_full_text(name, style):
     assert_prompts_are_their_text(name, smollm_vocabulary.smollm_tokenizer(), style)
 
 
@@ -127,11 +127,11 @@ REACT = 'Thought:'
         pytest.param('tools', qwen_vocabulary.qwen_tokenizer, marks=pytest.mark.soak),
     ],
 )
-def test_every_prompt_of_an_agent_that_writes_is_the_tokens_of_its_whole_text(style, tokenizer):
+def test_every_prompt_of_a_writing_agent_has_the_tokens_of_its_full_text(style, tokenizer):
     assert_prompts_are_their_text('frozen_lake', tokenizer(), style, agent=BOTH)
 
 
-def test_every_prompt_that_asks_for_a_thought_is_the_tokens_of_its_whole_text():
+def test_every_prompt_that_forces_a_thought_has_the_tokens_of_its_full_text():
     tokenizer = smollm_vocabulary.smollm_tokenizer()
     assert_prompts_are_their_text('sokoban', tokenizer, 'ragen', generation_prefix=REACT)
 
@@ -139,19 +139,19 @@ def test_every_prompt_that_asks_for_a_thought_is_the_tokens_of_its_whole_text():
 def assert_histories_are_their_text(name, tokenizer, style):
     task = build(name, tokenizer, style, past_turns=2)
     episodes, ends = moments(task)
-    at, seen = task.offsets, jax.vmap(text.observation_lines, in_axes=(None, 0))
-    row = [at.past_turn, *np.asarray(seen(task, episodes.state)[0]), at.past_action, -1]
+    at, observe = task.offsets, jax.vmap(text.observation_lines, in_axes=(None, 0))
+    row = [at.past_turn, *np.asarray(observe(task, episodes.state)[0]), at.past_action, -1]
     row.append(at.past_reward if STYLES[style].reward else -1)
     past = jnp.asarray([row] * 2, jnp.int32)
     episodes = episodes.replace(past=jnp.broadcast_to(past, (ROWS, *past.shape)))
-    for i, ids in enumerate(shown(task, episodes, ends)[0]):
-        given = [*np.asarray(task.prefix).tolist(), *ids] if i % TURNS == 0 else ids
-        said = tokenizer.decode(given, show_special=True)
-        assert chat.tokenize(tokenizer, said) == given, said
+    for i, ids in enumerate(prompts_of(task, episodes, ends)[0]):
+        tokens = [*np.asarray(task.prefix).tolist(), *ids] if i % TURNS == 0 else ids
+        decoded = tokenizer.decode(tokens, show_special=True)
+        assert chat.tokenize(tokenizer, decoded) == tokens, decoded
 
 
 @pytest.mark.soak
-def test_a_history_in_words_is_the_tokens_of_its_text():
+def test_a_history_in_words_has_the_tokens_of_its_text():
     tokenizer = smollm_vocabulary.smollm_tokenizer()
     assert_histories_are_their_text('room_coordinates', tokenizer, 'ragen')
 
@@ -159,7 +159,7 @@ def test_a_history_in_words_is_the_tokens_of_its_text():
 @pytest.mark.slow('reads every prompt of real checkpoints')
 @pytest.mark.parametrize('name', WORLDS)
 @pytest.mark.parametrize('checkpoint', real_tokenizers.FILES)
-def test_every_prompt_of_a_real_checkpoint_is_the_tokens_of_its_whole_text(checkpoint, name):
+def test_every_prompt_of_a_real_checkpoint_has_the_tokens_of_its_full_text(checkpoint, name):
     tokenizer = real_tokenizers.real_tokenizer(checkpoint)
     for style in STYLES:
         assert_prompts_are_their_text(name, tokenizer, style)
@@ -170,7 +170,7 @@ def test_every_prompt_of_a_real_checkpoint_is_the_tokens_of_its_whole_text(check
 
 
 @pytest.mark.soak
-def test_a_blank_line_is_split_by_what_follows_it():
+def test_tokens_of_a_blank_line_depend_on_the_next_line():
     """'\\n\\n' is one token at the end and before a digit, two before anything else."""
     tokenizer = smollm_vocabulary.smollm_tokenizer()
     texts = ['-0.1\n\n', 'Turn 1:\n', '10 left\n', '', '#_\n']
@@ -179,13 +179,13 @@ def test_a_blank_line_is_split_by_what_follows_it():
     sizes = set()
     for rows in ([0, 1], [0, 2], [0, 3, 2], [0, 3, 4, 0, 5], [0, -1, 2, 0, -1, 4], [1, 2, 0], [0]):
         ids, count = lines.gather_lines(table, jnp.asarray(rows), width=60)
-        said = ''.join('<|im_end|>' if r == 5 else texts[r] for r in rows if r >= 0)
-        assert ids[: int(count)].tolist() == chat.tokenize(tokenizer, said), said
+        joined = ''.join('<|im_end|>' if r == 5 else texts[r] for r in rows if r >= 0)
+        assert ids[: int(count)].tolist() == chat.tokenize(tokenizer, joined), joined
         sizes.add(int(lines.in_context(table, jnp.asarray(rows))[0]))
     assert len(sizes) > 1 and int(lines.longest(table)[0]) == len(tokenizer.encode('-0.1')) + 2
 
 
-def test_what_no_wording_can_hold_is_named():
+def test_lines_that_tokenise_their_opening_differently_are_named():
     tokenizer = smollm_vocabulary.smollm_tokenizer()
     with pytest.raises(ValueError, match=r"'user\\n\\n' differ .* 'Turn\\n' and '10\\n'"):
         lines.in_front_of_all(tokenizer, 'user\n\n', ['Turn\n', 'To\n', '10\n'])

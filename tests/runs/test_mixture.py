@@ -62,7 +62,7 @@ def test_groups_by_share_by_hand(shares, total, expected):
     assert read_config(cfg, None).env.apportion(total) == expected
 
 
-def test_a_member_is_the_config_of_a_run_of_its_own():
+def test_a_member_is_the_config_of_a_separate_run():
     cfg = effective(config(UNEVEN, **{'clone.episodes': 10}))
     run = read_config(cfg, None)
     assert cfg.env.name == 'frozen_lake+catch' and run.env.worlds == MIX_NAMES
@@ -81,22 +81,22 @@ def test_a_member_is_the_config_of_a_run_of_its_own():
 # ---- parts -------------------------------------------------------------------------------------
 
 
-def test_demonstrations_are_joined_as_wide_as_the_widest():
-    def shown(tokens):
+def test_joined_demonstrations_have_the_largest_width():
+    def rows_of(tokens):
         tokens = jnp.array(tokens)
         return Demonstrations(tokens, tokens > 0, tokens > 1)
 
-    found = demonstrations.join([shown([[1, 2]]), shown([[3, 4, 5], [6, 0, 0]])], 9)
-    assert found.tokens.tolist() == [[1, 2, 9], [3, 4, 5], [6, 0, 0]]
-    assert found.attention_mask.tolist()[0] == [True, True, False]
-    assert found.tokens.dtype == jnp.int32 and found.attention_mask.dtype == bool
+    joined = demonstrations.join([rows_of([[1, 2]]), rows_of([[3, 4, 5], [6, 0, 0]])], 9)
+    assert joined.tokens.tolist() == [[1, 2, 9], [3, 4, 5], [6, 0, 0]]
+    assert joined.attention_mask.tolist()[0] == [True, True, False]
+    assert joined.tokens.dtype == jnp.int32 and joined.attention_mask.dtype == bool
 
 
-def test_sums_of_worlds_keep_the_figures_that_all_have():
-    def counted(successes, **own):
+def test_sums_of_worlds_keep_the_figures_shared_by_all():
+    def counted(successes, **figures):
         levels = {'tries': np.array([2, 2]), 'solved': np.array([successes, 0])}
         known = {'episodes': 4, 'successes': successes, 'of_levels': levels, 'samples': 2}
-        return known | {'own': own}
+        return known | {'own': figures}
 
     total = validation.total([counted(1, trials=5.0, answered=2.0), counted(2, trials=6.0)])
     levels = total.pop('of_levels')
@@ -105,18 +105,18 @@ def test_sums_of_worlds_keep_the_figures_that_all_have():
 
 
 @pytest.mark.soak
-def test_own_demonstrations_are_of_each_world_by_its_share():
+def test_demonstrations_are_divided_by_the_shares_of_worlds():
     halves = (('frozen_lake', 0.5), ('sokoban', 0.5))
-    made = build(config(halves, **{'clone.episodes': 6, 'rollout.max_tokens': 144}))
-    found = cloning.find_demonstrations(made)
-    assert len(found.tokens) == 6
-    lake, sokoban = (np.asarray(task.prefix) for task in made.training.tasks)
-    tokens = np.asarray(found.tokens)
+    run = build(config(halves, **{'clone.episodes': 6, 'rollout.max_tokens': 144}))
+    data = cloning.find_demonstrations(run)
+    assert len(data.tokens) == 6
+    lake, sokoban = (np.asarray(task.prefix) for task in run.training.tasks)
+    tokens = np.asarray(data.tokens)
     assert (tokens[:3, : len(lake)] == lake).all() and (tokens[3:, : len(sokoban)] == sokoban).all()
 
 
-def played(run):
-    """(rollout, episodes) of the first step."""
+def first_rollout(run):
+    """Return (rollout, episodes) of the first step."""
     training = run.training
     drawn = training.draw(jax.random.key(1), 0, 100)
     rollout, counters = training.collect(run.params, training.tasks, drawn, jax.random.key(2))
@@ -125,10 +125,10 @@ def played(run):
 
 
 @pytest.mark.soak
-def test_rows_of_a_rollout_are_world_by_world_each_from_its_own_pool():
+def test_rows_of_a_rollout_are_grouped_by_world_and_use_its_pool():
     """On eight devices. Streams differ in all rows; blocks start with their environment's text."""
     run = build(config(UNEVEN, **{'mesh.data': 8}))
-    rollout, drawn = played(run)
+    rollout, drawn = first_rollout(run)
     assert run.mesh.size == 8
     assert rollout.tokens.sharding.is_equivalent_to(sharding.shard_rows(run.mesh), 2)
     assert np.concatenate([world.token_stream for world in drawn]).tolist() == [*range(100, 132)]
@@ -142,7 +142,7 @@ def test_rows_of_a_rollout_are_world_by_world_each_from_its_own_pool():
 
 
 @pytest.mark.soak
-def test_continuations_plans_and_further_trials_are_played_in_every_world():
+def test_every_world_has_continuations_plans_and_further_trials():
     changes = {
         'algorithm': 'vine',
         'agent.name': 'plan',
@@ -151,7 +151,7 @@ def test_continuations_plans_and_further_trials_are_played_in_every_world():
         'rollout.max_tokens': 240,
     }
     run = build(config(MIX, **changes))
-    rollout, _ = played(run)
+    rollout, _ = first_rollout(run)
     measured = jax.device_get(run.training.metrics(rollout, run.training.tasks))
     assert (np.asarray(rollout.part) == agents.PLAN).any(1).all()
     for rows in mixture.blocks((8, 8), rollout):
@@ -166,8 +166,8 @@ def test_continuations_plans_and_further_trials_are_played_in_every_world():
     assert np.isfinite(learned['policy/loss'])
 
 
-def test_rows_of_worlds_that_say_more_are_cut_back_to_their_own():
-    def says(*names):
+def test_joined_rows_are_cut_back_to_the_figures_of_each_world():
+    def task_with(*names):
         class World(HostEnvironment):
             FIGURES = names
 
@@ -177,18 +177,18 @@ def test_rows_of_worlds_that_say_more_are_cut_back_to_their_own():
     plain = toy_rollouts.rollout_of([[(1, 1)]] * 2, [[0.0]] * 2, length=4)
     plain = plain.replace(actions=jnp.zeros((2, 1, 3), jnp.int32))
     one, two = (
-        plain.replace(actions=plain.actions[:, :, :1], figures=jnp.array(found))
-        for found in ([[1.0], [2.0]], [[3.0, 4.0], [5.0, 6.0]])
+        plain.replace(actions=plain.actions[:, :, :1], figures=jnp.array(rows))
+        for rows in ([[1.0], [2.0]], [[3.0, 4.0], [5.0, 6.0]])
     )
-    tasks = None, says('tries'), says('tries', 'cost')
-    whole = mixture.joined((plain, one, two))
-    assert whole.actions.tolist()[2:] == [[[0, -1, -1]]] * 4 and whole.figures.shape == (6, 2)
-    found = [*map(mixture.own, tasks, mixture.blocks((2, 2, 2), whole))]
-    assert found[0].figures is None
-    micro_runs.assert_same(found[1].figures, one.figures)
-    micro_runs.assert_same(found[2].figures, two.figures)
+    tasks = None, task_with('tries'), task_with('tries', 'cost')
+    joined = mixture.joined((plain, one, two))
+    assert joined.actions.tolist()[2:] == [[[0, -1, -1]]] * 4 and joined.figures.shape == (6, 2)
+    rows = [*map(mixture.own, tasks, mixture.blocks((2, 2, 2), joined))]
+    assert rows[0].figures is None
+    micro_runs.assert_same(rows[1].figures, one.figures)
+    micro_runs.assert_same(rows[2].figures, two.figures)
     assert mixture.joined((plain, plain)).figures is None
     # Validity is known on the device, and for some environments on hosts
-    assert whole.judged is None
+    assert joined.judged is None
     doubtful = one.replace(judged=jnp.zeros_like(one.valid))
     assert mixture.joined((plain, doubtful)).judged.tolist() == [[True]] * 2 + [[False]] * 2

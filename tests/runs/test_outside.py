@@ -51,7 +51,7 @@ def build_config(**changes):
 
 @pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
-def test_a_world_and_an_algorithm_outside_the_package_train_and_are_read_from_a_run(
+def test_a_world_and_an_algorithm_outside_the_package_train_and_reload(
     module, tmp_path, monkeypatch, capsys
 ):
     before = [dict(known) for known in KNOWN]
@@ -82,8 +82,8 @@ def test_fields_of_classes_outside_the_package_are_settings(module):
     config.outside.register(NAMES)
     cfg = config.get_config()
     cfg.update_from_flattened_dict(NAMES | fields)
-    made = config.read(cfg)
-    assert made.worlds[0].width == 5 and made.algorithm.margin == 0.5
+    settings = config.read(cfg)
+    assert settings.worlds[0].width == 5 and settings.algorithm.margin == 0.5
     cfg.update_from_flattened_dict({'loss.margin': -1.0})
     with pytest.raises(ValueError, match='loss.margin=-1.0 must be at least 0'):
         config.read(cfg)
@@ -97,7 +97,7 @@ def test_fields_of_classes_outside_the_package_are_settings(module):
         ({'env.mix': (('my_things:Lake', 0.5), ('bandit', 0.5))}, 'name of another environment'),
     ],
 )
-def test_a_class_that_cannot_be_used_is_an_error_of_one_line(module, changes, words):
+def test_an_unusable_class_is_a_one_line_error(module, changes, words):
     with open(module, 'a', encoding='utf-8') as file:
         file.write("\n\nclass Lake(Corridor):\n    name = 'frozen_lake'\n")
     with pytest.raises(ValueError, match=words) as error:
@@ -105,7 +105,7 @@ def test_a_class_that_cannot_be_used_is_an_error_of_one_line(module, changes, wo
     assert '\n' not in str(error.value)
 
 
-def test_tables_of_the_readmes_follow_from_the_code():
+def test_tables_of_the_readmes_match_the_code():
     """Run python -m agentrl_jax.run.documents to update them."""
     for path, text in documents.documents().items():
         assert path.read_text(encoding='utf-8') == text, path

@@ -38,7 +38,7 @@ def weights(version):
     return jax.tree.map(moved, params)
 
 
-def drawn(step):
+def draw(step):
     row = np.arange(EPISODES, dtype=np.int32)
     return Episodes(
         level=(row // 4 + 3 * step) % 16, token_stream=step * EPISODES + row, world_stream=row
@@ -50,19 +50,19 @@ class Recorded(Pool):
 
     def __init__(self, make, read):
         super().__init__(make, read)
-        self.begun = []
+        self.started = []
 
     def submit(self, request):
-        self.begun += [] if request.actions else [request.stream]
+        self.started += [] if request.actions else [request.stream]
         super().submit(request)
 
 
-def played(make, folder, *, staleness=2, pool=None, replay=None, first=0, **settings):
-    """(rollouts of steps on the host, their player)."""
+def play(make, folder, *, staleness=2, pool=None, replay=None, first=0, **settings):
+    """Return (rollouts of steps on the host, their player)."""
     task, conversation = hosts.conversation_of(hosts.Tests())
     recorded = Recorded(make, conversation.prompt)
     collect = hosts.collector(conversation, make, pool=recorded, **settings)
-    worlds, found, shared = collect.worlds, [], 0
+    worlds, rollouts, shared = collect.worlds, [], 0
     folder.mkdir(exist_ok=True)
     worlds.log = ReplyLog(folder / 'replies.jsonl')
     worlds.log.about = {'split': 'train'}
@@ -73,11 +73,11 @@ def played(make, folder, *, staleness=2, pool=None, replay=None, first=0, **sett
     try:
         for step in range(first, STEPS):
             more = dict(step=step, last=STEPS - 1, staleness=staleness)
-            rollout, counters = collect.collect_ahead(weights(step), task, drawn, tiny.KEY, **more)
-            found.append(jax.device_get(rollout))
+            rollout, counters = collect.collect_ahead(weights(step), task, draw, tiny.KEY, **more)
+            rollouts.append(jax.device_get(rollout))
             shared += worlds.ahead.counted['shared']
         worlds.ahead.shared = shared
-        return found, worlds.ahead
+        return rollouts, worlds.ahead
     finally:
         worlds.close()
         worlds.log.close()
@@ -87,11 +87,11 @@ def played(make, folder, *, staleness=2, pool=None, replay=None, first=0, **sett
 def slow(tmp_path_factory):
     """(rollouts, folder of the logs) of slow environments."""
     folder = tmp_path_factory.mktemp('slow')
-    return played(hosts.troubled(1, latency=0.004), folder)[0], folder
+    return play(hosts.troubled(1, latency=0.004), folder)[0], folder
 
 
 def version_of(rollouts):
-    """int32 [steps, B, K], -1 = not played."""
+    """Return the versions of turns, int32 [steps, B, K]; -1 past the end."""
     turns = np.arange(rollouts[0].part.shape[1])
     return np.array(
         [
@@ -102,10 +102,10 @@ def version_of(rollouts):
 
 
 @pytest.mark.parametrize('staleness', [1, pytest.param(3, marks=pytest.mark.soak)])
-def test_a_batch_is_its_own_groups_and_no_turn_is_older_than_the_bound(staleness, tmp_path):
-    rollouts, player = played(hosts.Echo, tmp_path, staleness=staleness)
+def test_a_batch_has_the_groups_of_its_step_and_no_turn_exceeds_the_staleness(staleness, tmp_path):
+    rollouts, player = play(hosts.Echo, tmp_path, staleness=staleness)
     for step, out in enumerate(rollouts):
-        np.testing.assert_array_equal(out.level, drawn(step).level)
+        np.testing.assert_array_equal(out.level, draw(step).level)
         assert (out.episode_stop != EpisodeStop.NONE).all() and (out.num_turns > 0).all()
         assert out.staleness.min() >= 0 and out.staleness.max() <= min(staleness, step)
         assert out.action_mask.any(1).all()
@@ -113,24 +113,24 @@ def test_a_batch_is_its_own_groups_and_no_turn_is_older_than_the_bound(staleness
     assert {0, 1} <= set((np.arange(STEPS)[:, None, None] - version)[version >= 0])
     later = (version[:, :, 1:] >= version[:, :, :-1]) | (version[:, :, 1:] < 0)
     assert later.all()  # versions of an episode increase
-    assert player.calls.pool.begun == [*range(STEPS * EPISODES)]
+    assert player.calls.pool.started == [*range(STEPS * EPISODES)]
     prefix = len(player.task.prefix)
     assert player.shared > STEPS * EPISODES // 2 * prefix  # most copy it and their first prompt
     assert not player.calls.under_way and not player.prompts
     logged = [json.loads(line) for line in (tmp_path / 'versions.jsonl').open()]
     assert [line['step'] for line in logged] == [*range(STEPS)]
-    for line, own in zip(logged, version, strict=True):
-        assert line['versions'] == [[int(x) for x in row if x >= 0] for row in own]
+    for line, expected in zip(logged, version, strict=True):
+        assert line['versions'] == [[int(x) for x in row if x >= 0] for row in expected]
     lines = read_log(tmp_path / 'replies.jsonl')
     assert all(line['stream'] // EPISODES == line['step'] for line in lines)
 
 
-def test_weights_that_stand_still_give_the_episodes_of_no_staleness(tmp_path, monkeypatch):
+def test_constant_weights_give_the_same_episodes_as_no_staleness(tmp_path, monkeypatch):
     """Bit for bit: no episode is preferred, cut or restarted because of its duration."""
     still = weights(0)
     monkeypatch.setitem(globals(), 'weights', lambda version: still)
-    alone, _ = played(hosts.Echo, tmp_path / 'alone', staleness=0)
-    ahead, _ = played(hosts.troubled(5, latency=0.004), tmp_path / 'ahead', staleness=2)
+    alone, _ = play(hosts.Echo, tmp_path / 'alone', staleness=0)
+    ahead, _ = play(hosts.troubled(5, latency=0.004), tmp_path / 'ahead', staleness=2)
     assert any(out.staleness.any() for out in ahead)
     for one, other in zip(alone, ahead, strict=True):
         hosts.assert_same(one, other.replace(staleness=one.staleness))
@@ -138,7 +138,7 @@ def test_weights_that_stand_still_give_the_episodes_of_no_staleness(tmp_path, mo
 
 
 @pytest.mark.soak
-def test_log_probabilities_are_those_of_the_weights_of_each_turn(slow):
+def test_log_probabilities_match_the_weights_of_each_turn(slow):
     """Checked with an independent cached forward pass, turn by turn with the logged weights."""
     rollouts, _ = slow
     config, version = tiny.config(), version_of(rollouts)
@@ -148,51 +148,51 @@ def test_log_probabilities_are_those_of_the_weights_of_each_turn(slow):
     def read(params, tokens, positions, cache):
         hidden, cache = config.forward_cached(params, tokens, positions, cache, None)
         scores = jax.nn.log_softmax(config.logits(params, hidden[:, :-1]) / 1.4)
-        found = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=2)[..., 0]
-        return jnp.pad(found, ((0, 0), (1, 0))), cache
+        selected = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=2)[..., 0]
+        return jnp.pad(selected, ((0, 0), (1, 0))), cache
 
     for step, out in enumerate(rollouts):
         length = out.tokens.shape[1]
         cache, logprobs = config.init_cache(EPISODES, length), np.zeros(out.logprobs.shape)
         for k, which in itertools.product(range(version.shape[2]), range(step + 1)):
-            own = (out.turn == k) & (version[step, :, k] == which)[:, None]
-            if own.any():
-                positions = np.where(own, np.arange(length), length)
-                found, cache = read(weights(which), out.tokens, positions, cache)
-                logprobs[own] = found[own]
+            in_turn = (out.turn == k) & (version[step, :, k] == which)[:, None]
+            if in_turn.any():
+                positions = np.where(in_turn, np.arange(length), length)
+                selected, cache = read(weights(which), out.tokens, positions, cache)
+                logprobs[in_turn] = selected[in_turn]
         gap = np.abs(np.where(out.action_mask, logprobs - out.logprobs, 0.0))
         assert gap.max() < 1e-5 and out.action_mask.sum() > 50
 
 
 @pytest.mark.soak
-def test_a_window_is_of_one_version(tmp_path):
+def test_a_window_has_one_version(tmp_path):
     """It is read again at every turn, including its prefix, so trainer and sampler agree."""
-    rollouts, player = played(hosts.Echo, tmp_path, window=2)
+    rollouts, player = play(hosts.Echo, tmp_path, window=2)
     context = windows.Context.of(player.task, 2, hosts.SETTINGS['max_response'])
     version = version_of(rollouts)
     assert (version[:, :, 1:] > version[:, :, :-1])[version[:, :, 1:] >= 0].any()
-    for out, own in zip(rollouts, version, strict=True):
-        found = jax.jit(context.windows)(out)
-        rows = windows.split_turns((out.tokens, out.attention_mask), found)
-        for which in np.unique(own[own >= 0]):
+    for out, turn_versions in zip(rollouts, version, strict=True):
+        turn_windows = jax.jit(context.windows)(out)
+        rows = windows.split_turns((out.tokens, out.attention_mask), turn_windows)
+        for which in np.unique(turn_versions[turn_versions >= 0]):
             scores, _ = tiny.score(1.4)(weights(int(which)), *rows)
-            scores = windows.scatter_back(scores, found, out.tokens.shape[1])
-            of_it = np.take_along_axis(own, np.maximum(out.turn, 0), 1) == which
-            gap = np.abs(np.where(out.action_mask & of_it, scores - out.logprobs, 0.0))
+            scores = windows.scatter_back(scores, turn_windows, out.tokens.shape[1])
+            same_version = np.take_along_axis(turn_versions, np.maximum(out.turn, 0), 1) == which
+            gap = np.abs(np.where(out.action_mask & same_version, scores - out.logprobs, 0.0))
             assert gap.max() < 1e-5
 
 
-def test_the_same_versions_give_the_same_bits_whatever_the_clock_says(slow, tmp_path):
+def test_the_same_versions_give_the_same_bits_for_any_timing(slow, tmp_path):
     rollouts, folder = slow
-    at_once, _ = played(hosts.Echo, tmp_path / 'at_once', replay=folder)
-    slower, _ = played(hosts.troubled(2, latency=0.008), tmp_path / 'slower', replay=folder, poll=1)
+    at_once, _ = play(hosts.Echo, tmp_path / 'at_once', replay=folder)
+    slower, _ = play(hosts.troubled(2, latency=0.008), tmp_path / 'slower', replay=folder, poll=1)
     for other in (at_once, slower):
         for one, two in zip(rollouts, other, strict=True):
             hosts.assert_same(one, two)
     text = (folder / 'versions.jsonl').read_text()
     assert (tmp_path / 'slower' / 'versions.jsonl').read_text() == text
     lines = read_log(folder / 'replies.jsonl')
-    logged, _ = played(
+    logged, _ = play(
         lambda: 1 / 0,
         tmp_path / 'logged',
         replay=folder,
@@ -212,14 +212,14 @@ class Held(hosts.Echo):
         return super().reset(item)
 
 
-def test_a_step_waits_for_its_own_episodes_alone(tmp_path, monkeypatch):
+def test_a_step_waits_only_for_its_episodes(tmp_path, monkeypatch):
     task, conversation = hosts.conversation_of(hosts.Tests())
     Held.items, Held.over = task.env_params.items.tolist(), threading.Event()
     collect = hosts.collector(conversation, Held, slots=EPISODES)
     try:
         for step in (0, 1):
             out, _ = collect.collect_ahead(
-                weights(step), task, drawn, tiny.KEY, step=step, last=1, staleness=1
+                weights(step), task, draw, tiny.KEY, step=step, last=1, staleness=1
             )
             waiting = len(collect.worlds.ahead.calls.under_way)
             assert waiting >= 4 if step == 0 else waiting == 0  # a group waits
@@ -232,7 +232,7 @@ def test_a_step_waits_for_its_own_episodes_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.soak
-def test_faulty_episodes_are_played_again_under_the_weights_of_their_step(tmp_path):
+def test_faulty_episodes_restart_with_the_weights_of_their_step(tmp_path):
     """There are more of them than slots, so they must not hold slots until they are replayed."""
     failed = collections.Counter()
 
@@ -247,9 +247,9 @@ def test_faulty_episodes_are_played_again_under_the_weights_of_their_step(tmp_pa
             return super().step(action)
 
     policy = hosts.host.RetryPolicy(min_healthy=1.0)
-    rollouts, _ = played(Broken, tmp_path, policy=policy)
+    rollouts, _ = play(Broken, tmp_path, policy=policy)
     assert sum(failed.values()) > 40 and all(out.healthy.all() for out in rollouts)
-    again, _ = played(
+    again, _ = play(
         lambda: 1 / 0,
         tmp_path / 'again',
         replay=tmp_path,
@@ -258,7 +258,7 @@ def test_faulty_episodes_are_played_again_under_the_weights_of_their_step(tmp_pa
     jax.tree.map(np.testing.assert_array_equal, again, rollouts)
 
 
-def test_logs_of_versions_that_do_not_fit_are_refused(slow, tmp_path):
+def test_invalid_logs_of_versions_are_rejected(slow, tmp_path):
     _, folder = slow
     path = tmp_path / 'versions.jsonl'
     with pytest.raises(ValueError, match='step 0 has 16 episodes, this run has 8'):
@@ -285,12 +285,12 @@ def assert_levels_are_those_of_the_steps(cfg, folder):
     """The same as without staleness, for any lengths of episodes."""
     built = train.build(cfg).training
     items = built.tasks[0].env_params.items
-    began = [row for row in read_log(folder / 'replies.jsonl') if not row['turn']]
+    first_lines = [row for row in read_log(folder / 'replies.jsonl') if not row['turn']]
     for step in range(cfg.steps):
         (listed,) = built.draw(Streams(cfg.seed).key(LEVELS), step, 0)
-        own = [row for row in began if (row['split'], row['step']) == ('train', step)]
-        own = {row['stream'] - step * EPISODES: row['item'] for row in own}
-        assert own == dict(enumerate(np.asarray(items)[listed.level].tolist()))
+        starts = [row for row in first_lines if (row['split'], row['step']) == ('train', step)]
+        starts = {row['stream'] - step * EPISODES: row['item'] for row in starts}
+        assert starts == dict(enumerate(np.asarray(items)[listed.level].tolist()))
 
 
 def state_and_rows(cfg, folder):
@@ -307,7 +307,7 @@ def assert_states_are_equal(cfg, one, other):
 
 @pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
-def test_a_run_repeats_from_its_log_and_goes_on_after_a_kill(tmp_path, monkeypatch):
+def test_a_run_replays_from_its_log_and_resumes_after_a_kill(tmp_path, monkeypatch):
     changes = {
         'rollout.staleness': 2,
         'rollout.slots': 8,

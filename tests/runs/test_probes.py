@@ -27,7 +27,7 @@ ROWS = GROUPS * GROUP_SIZE
 
 
 def repeat_it(observation, actions, key):
-    """One turn: say what you saw."""
+    """One turn: repeat the observation."""
     return (actions == observation[:, None]).astype(jnp.float32)
 
 
@@ -63,9 +63,9 @@ def table_values(params, critic_params, tokens, positions, attention_mask):
 
 def play(params, key, world, turns):
     """Play episodes: the first observation is drawn per group; later observations are 0."""
-    k_seen, k_act, k_world = jax.random.split(key, 3)
-    seen = jnp.repeat(jax.random.randint(k_seen, (GROUPS,), 0, 2), GROUP_SIZE)
-    tokens = jnp.zeros((ROWS, 2 * turns), jnp.int32).at[:, 0].set(seen)
+    k_observation, k_act, k_world = jax.random.split(key, 3)
+    observation = jnp.repeat(jax.random.randint(k_observation, (GROUPS,), 0, 2), GROUP_SIZE)
+    tokens = jnp.zeros((ROWS, 2 * turns), jnp.int32).at[:, 0].set(observation)
     logprobs = jnp.zeros(tokens.shape)
     table = params['table'].reshape(2 * turns, SYMBOLS, SYMBOLS)
     for t in range(1, 2 * turns, 2):
@@ -74,7 +74,7 @@ def play(params, key, world, turns):
         tokens = tokens.at[:, t].set(action)
         chosen = jnp.take_along_axis(logits, action[:, None], axis=1)[:, 0]
         logprobs = logprobs.at[:, t].set(chosen)
-    return tokens, logprobs, world(seen, tokens[:, 1::2], k_world)
+    return tokens, logprobs, world(observation, tokens[:, 1::2], k_world)
 
 
 def train(algorithm, world, *, turns, steps, lr=0.2):
@@ -82,7 +82,7 @@ def train(algorithm, world, *, turns, steps, lr=0.2):
     length = 2 * turns
     blank = toy.rollout_of([[(1, 1)] * turns] * ROWS, np.zeros((ROWS, turns)), length=length)
     tx = Optim(weight_decay=0.0, max_grad_norm=10.0).tx(lr)
-    how = updates.settings(ROWS, tx=tx, algorithm=algorithm)
+    update_settings = updates.settings(ROWS, tx=tx, algorithm=algorithm)
     values_fn = table_values if algorithm.USES_CRITIC else None
     fns = ModelFns(table_hidden, lambda p: p['table'], values_fn)
     critic = {'value': jnp.zeros(length * SYMBOLS)} if algorithm.USES_CRITIC else None
@@ -101,7 +101,7 @@ def train(algorithm, world, *, turns, steps, lr=0.2):
             values = jnp.where(rollout.action_mask, losses.token_values(raw), 0.0)
         scores = Scores(old_logprobs=logprobs, ref_logprobs=zeros, values=values)
         batch = algorithm.make_batch(rollout, scores, group_size=GROUP_SIZE)
-        state, _ = update.update_step(state, batch, fns=fns, settings=how)
+        state, _ = update.update_step(state, batch, fns=fns, settings=update_settings)
         return state, (rollout.returns.mean(), state.params['table'])
 
     def run(key):

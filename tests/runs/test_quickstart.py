@@ -17,16 +17,16 @@ def test_the_quickstart_notebook_runs(tmp_path):
     assert len(code) < len(cells)  # there is text between them
     script = tmp_path / 'quickstart.py'
     script.write_text('\n'.join(''.join(cell['source']) for cell in code), encoding='utf-8')
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(script)],
         env=micro_runs.environment(),
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert found.returncode == 0, found.stderr[-2000:]
-    shown = ''.join(''.join(cell['outputs'][0]['text']) for cell in code if cell['outputs'])
-    lines, expected = found.stdout.splitlines(), shown.splitlines()
+    assert result.returncode == 0, result.stderr[-2000:]
+    saved_output = ''.join(''.join(cell['outputs'][0]['text']) for cell in code if cell['outputs'])
+    lines, expected = result.stdout.splitlines(), saved_output.splitlines()
     assert lines[0] == expected[0] == '(64, 112) tokens; (64, 3) turn rewards'
     assert lines[2:6] == expected[2:6]  # the first prompt; samples may differ between machines
     assert [line.split()[0] for line in lines[-4:]] == [line.split()[0] for line in expected[-4:]]

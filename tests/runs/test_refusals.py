@@ -27,7 +27,7 @@ def mixed(*shares):
 
 
 REJECTED = (
-    # needs that are a value, a set, an interval
+    # required values, sets and intervals
     ({'filter.rule': 'varied', 'filter.smallest': True}, 'filter.smallest'),
     ({'loss.sampler_low': 0.5}, 'loss.sampler_correction'),
     ({'loss.sampler_correction': 'tis', 'loss.sampler_high': 0.9}, 'loss.sampler_high'),
@@ -75,7 +75,7 @@ REJECTED = (
 
 
 @pytest.mark.parametrize('changes, field', REJECTED)
-def test_a_config_that_cannot_be_is_rejected(changes, field):
+def test_an_invalid_config_is_rejected(changes, field):
     with pytest.raises(usage.WrongUsage) as error:
         read_config(micro_runs.plain('frozen_lake', **changes), 8)
     assert field in (error.value.fields or str(error.value))
@@ -93,7 +93,7 @@ def test_a_config_that_cannot_be_is_rejected(changes, field):
         ({'model.tokenizer': 'none.model'}, 'none.model'),
     ],
 )
-def test_a_run_is_rejected_before_any_parameter_is_made(changes, field, monkeypatch):
+def test_an_invalid_run_is_rejected_before_parameters_are_created(changes, field, monkeypatch):
     def too_late(*_):
         raise AssertionError('parameters were made')
 
@@ -102,7 +102,7 @@ def test_a_run_is_rejected_before_any_parameter_is_made(changes, field, monkeypa
         build.build(micro_runs.plain('frozen_lake', **changes))
 
 
-def test_only_train_takes_several_worlds():
+def test_only_train_accepts_several_worlds():
     cfg = micro_runs.config('frozen_lake', **HALVES)
     with pytest.raises(ValueError, match='env.mix'):
         parts.build_environment(read_config(cfg), 'validation')
@@ -110,7 +110,7 @@ def test_only_train_takes_several_worlds():
         programs.shapes(cfg, None)
 
 
-def test_worlds_with_different_small_tokenizers_need_one_that_is_named():
+def test_worlds_with_different_small_tokenizers_need_an_explicit_one():
     def source(*shares, **changes):
         cfg = micro_runs.config('frozen_lake', **mixed(*shares) | changes)
         return loading.tokenizer_source(read_config(cfg, None))

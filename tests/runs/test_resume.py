@@ -50,14 +50,14 @@ class Workdir:
         """Start the run, wait for a row of metrics and send the signal."""
         process, deadline = self.start(), time.monotonic() + 240
         while process.poll() is None and time.monotonic() < deadline:
-            if any(found['step'] >= row for found in self.rows()):
+            if any(metrics['step'] >= row for metrics in self.rows()):
                 break
             time.sleep(0.01)
         time.sleep(delay)
         process.send_signal(number)
         return self.finish(process)
 
-    def said(self):
+    def output(self):
         return self.log.read_text()
 
     def rows(self):
@@ -70,7 +70,7 @@ class Workdir:
 @pytest.fixture(scope='module')
 def undisturbed(tmp_path_factory):
     run = Workdir(tmp_path_factory.mktemp('runs') / 'undisturbed')
-    assert run.finish(run.start()) == 0, run.said()
+    assert run.finish(run.start()) == 0, run.output()
     return run
 
 
@@ -81,26 +81,24 @@ def test_the_undisturbed_run_trained(undisturbed):
     assert undisturbed.steps() == [16, 20] and run_log.finished_step(undisturbed.path) == 20
 
 
-def test_a_finished_run_that_is_started_again_says_so(undisturbed):
-    """It silently validated the last step again."""
-    before = undisturbed.said(), undisturbed.rows()
+def test_starting_a_finished_run_again_reports_that_it_is_finished(undisturbed):
+    """The second start silently validated the last step again."""
+    before = undisturbed.output(), undisturbed.rows()
     assert undisturbed.finish(undisturbed.start()) == 0
-    said = undisturbed.said().removeprefix(before[0])
-    assert f'{undisturbed.path} is finished: step 20, held-out success ' in said
-    assert 'to train longer: ' in said and ' --config.steps=40\n' in said
-    assert 'compiling' not in said and undisturbed.rows() == before[1]
+    output = undisturbed.output().removeprefix(before[0])
+    assert f'{undisturbed.path} is finished: step 20, held-out success ' in output
+    assert 'to train longer: ' in output and ' --config.steps=40\n' in output
+    assert 'compiling' not in output and undisturbed.rows() == before[1]
 
 
-def test_fewer_steps_than_were_trained_are_refused(undisturbed):
-    before = undisturbed.said()
+def test_fewer_steps_than_trained_are_rejected(undisturbed):
+    before = undisturbed.output()
     assert undisturbed.finish(undisturbed.start('--config.steps=5')) == 2
-    assert 'is at step 20 already, and steps=5' in undisturbed.said().removeprefix(before)
+    assert 'is at step 20 already, and steps=5' in undisturbed.output().removeprefix(before)
     assert run_log.finished_step(undisturbed.path) == 20
 
 
-def test_a_run_that_is_killed_stopped_and_damaged_ends_as_the_undisturbed_one(
-    undisturbed, tmp_path
-):
+def test_a_killed_stopped_and_damaged_run_ends_like_the_undisturbed_one(undisturbed, tmp_path):
     """Disturbances: kill -9, Ctrl-C, half a row after the last one, an empty checkpoint file.
 
     tests/chaos.py kills at random times; test_distributed_training.py tests SIGTERM.
@@ -111,8 +109,8 @@ def test_a_run_that_is_killed_stopped_and_damaged_ends_as_the_undisturbed_one(
     assert run.stop_after(7, 0.0, signal.SIGINT) == processes.EXIT_PREEMPTED
     (older, step), rows = run.steps(), run.rows()
     assert 7 < step < 20 and rows[-1]['step'] == step - 1
-    assert run.said().count('asked to stop') == 1
-    assert f'stopped; step {step} is saved. Run the same command to resume: ' in run.said()
+    assert run.output().count('asked to stop') == 1
+    assert f'stopped; step {step} is saved. Run the same command to resume: ' in run.output()
     assert not (run.path / 'now.json').exists()
     assert run_log.finished_step(run.path) is None
     ahead = json.dumps({**rows[-1], 'step': step}) + '\n'
@@ -121,12 +119,12 @@ def test_a_run_that_is_killed_stopped_and_damaged_ends_as_the_undisturbed_one(
 
     (run.path / 'checkpoints' / str(step) / checkpoint.MARK).write_text('')
     assert run.finish(run.start()) == processes.EXIT_DAMAGED
-    (line,) = [line for line in run.said().splitlines() if 'damaged' in line]
+    (line,) = [line for line in run.output().splitlines() if 'damaged' in line]
     assert line.startswith(f'error: checkpoint {step} is damaged: ') and checkpoint.MARK in line
     assert line.endswith(f'--fallback loads step {older} instead')
-    assert run.finish(run.start('--fallback')) == 0, run.said()
-    assert f'warning: checkpoint {step} is damaged' in run.said()
-    assert f'falling back to step {older}' in run.said()
+    assert run.finish(run.start('--fallback')) == 0, run.output()
+    assert f'warning: checkpoint {step} is damaged' in run.output()
+    assert f'falling back to step {older}' in run.output()
 
     assert run.steps() == [16, 20]
     rows, expected = (micro_runs.without_times(each.rows()) for each in (run, undisturbed))
@@ -135,15 +133,15 @@ def test_a_run_that_is_killed_stopped_and_damaged_ends_as_the_undisturbed_one(
     one, other = (micro_runs.saved_state(cfg, each.path) for each in (run, undisturbed))
     jax.tree.map(np.testing.assert_array_equal, one, other)
     pages = {page.name for page in (undisturbed.path / 'rollouts').glob('*.json')}
-    drawn = {page.name for page in (run.path / 'rollouts').glob('*.json')}
-    assert pages - drawn <= {f'step_{step - 1:06d}.json'}  # a stopped step writes no page
-    for name in drawn:
+    disturbed_pages = {page.name for page in (run.path / 'rollouts').glob('*.json')}
+    assert pages - disturbed_pages <= {f'step_{step - 1:06d}.json'}  # a stopped step writes no page
+    for name in disturbed_pages:
         page = undisturbed.path / 'rollouts' / name
         assert page.read_bytes() == (run.path / 'rollouts' / name).read_bytes()
 
 
 @pytest.fixture(scope='module')
-def left_alone(tmp_path_factory):
+def unstopped(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('runs') / 'left_alone'
     with micro_runs.one_device():
         assert train.train(short_config(), str(workdir)) == 0
@@ -166,9 +164,9 @@ def short_config():
     ],
 )
 def test_a_stop_saves_before_anything_else_is_computed(
-    place, name, step, saved, pages, left_alone, tmp_path, monkeypatch
+    place, name, step, saved, pages, unstopped, tmp_path, monkeypatch
 ):
-    """It finished the step, compiled two programs for a page and saved only then, after 70 s."""
+    """The stop first finished the step and compiled two programs for a page, which took 70 s."""
     now, real = [], getattr(place, name)
 
     def stopping(*args, **more):
@@ -178,9 +176,9 @@ def test_a_stop_saves_before_anything_else_is_computed(
 
     def begin(record, step):
         now.append(step)
-        return begun(record, step)
+        return real_begin(record, step)
 
-    begun = recorder.Recorder.begin
+    real_begin = recorder.Recorder.begin
     with micro_runs.one_device():
         with monkeypatch.context() as patch:
             patch.setattr(recorder.Recorder, 'begin', begin)
@@ -189,7 +187,7 @@ def test_a_stop_saves_before_anything_else_is_computed(
         assert checkpoint.steps(tmp_path / 'checkpoints') == [0, saved]
         assert len(list((tmp_path / 'rollouts').glob('*.json'))) == pages
         assert train.train(short_config(), str(tmp_path)) == 0
-    one, other = (micro_runs.saved_state(short_config(), each) for each in (left_alone, tmp_path))
+    one, other = (micro_runs.saved_state(short_config(), each) for each in (unstopped, tmp_path))
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
@@ -207,5 +205,5 @@ def test_kill_9_of_a_run_on_hosts_changes_no_bit_and_leaves_no_server(tmp_path):
 
 
 @pytest.mark.parametrize('name', chaos.KINDS)
-def test_every_kind_of_run_that_is_killed_is_possible(name):
+def test_every_kind_of_killed_run_has_a_valid_config(name):
     read_config(chaos.config_of(chaos.KINDS[name].changes))

@@ -15,7 +15,7 @@ from agentrl_jax.rollout import device
 from agentrl_jax.run.parts import check_budget
 from agentrl_jax.types import Episodes, EpisodeStop, TurnStop
 
-KEY, played = tiny.KEY, tiny.played
+KEY, rollout_of = tiny.KEY, tiny.played
 END = tiny.tokenizer().special('<|im_end|>')
 each_world = pytest.mark.parametrize(
     'name',
@@ -35,13 +35,13 @@ def assert_same_rollout(one, other):
 
 @each_world
 def test_the_sampler_is_the_trainer(name):
-    assert tiny.gap(tiny.cloned(name)[0], played(name)[0], tiny.TEMPERATURES[name]) <= 1e-5
+    assert tiny.gap(tiny.cloned(name)[0], rollout_of(name)[0], tiny.TEMPERATURES[name]) <= 1e-5
 
 
 @each_world
 def test_masks_agree_on_every_token_and_counters_count_each_once(name):
     """Sampled tokens that are written twice or dropped make the mask smaller than the counter."""
-    out, counters = played(name)
+    out, counters = rollout_of(name)
     rows, length = out.tokens.shape
     used = out.attention_mask.sum(1)
     for b in range(rows):
@@ -61,12 +61,12 @@ def test_masks_agree_on_every_token_and_counters_count_each_once(name):
 
 
 @each_world
-def test_every_turn_and_episode_says_why_it_stopped_and_nothing_is_after_it(name):
-    out, _ = played(name)
-    was_played = np.arange(3)[None] < out.num_turns[:, None]
+def test_every_turn_and_episode_has_a_stop_reason_and_nothing_follows_it(name):
+    out, _ = rollout_of(name)
+    in_episode = np.arange(3)[None] < out.num_turns[:, None]
     assert (out.num_turns >= 1).all() and (out.episode_stop != EpisodeStop.NONE).all()
-    np.testing.assert_array_equal(out.turn_stop != TurnStop.NONE, was_played)
-    for b, k in np.argwhere(was_played):
+    np.testing.assert_array_equal(out.turn_stop != TurnStop.NONE, in_episode)
+    for b, k in np.argwhere(in_episode):
         sampled = out.tokens[b][out.action_mask[b] & (out.turn[b] == k)]
         ended = np.isin(sampled, tiny.tokenizer().eos_ids)
         assert 1 <= len(sampled) <= tiny.MAX_RESPONSE and not ended[:-1].any()
@@ -74,11 +74,11 @@ def test_every_turn_and_episode_says_why_it_stopped_and_nothing_is_after_it(name
         assert (out.turn_stop[b, k] == TurnStop.EOS) == ended[-1]
         assert (out.turn_stop[b, k] == TurnStop.LENGTH) == cut
     for field in (out.rewards, out.penalties, out.num_actions, out.valid, out.anchor):
-        assert not field[~was_played].any()
-    assert (out.actions[~was_played] == -1).all()
+        assert not field[~in_episode].any()
+    assert (out.actions[~in_episode] == -1).all()
     np.testing.assert_array_equal((out.actions >= 0).sum(2), out.num_actions)
     # The policy of these tests plays validly, so that not all answers are invalid
-    assert 0.15 < out.valid[was_played].mean() < 1.0 and out.num_actions.sum() > 10
+    assert 0.15 < out.valid[in_episode].mean() < 1.0 and out.num_actions.sum() > 10
 
 
 def test_sampled_tokens_without_a_finite_log_probability_are_counted():
@@ -91,14 +91,14 @@ def test_sampled_tokens_without_a_finite_log_probability_are_counted():
 
 
 @each_world
-def test_worlds_played_again_from_the_sampled_bytes_agree(name):
+def test_a_replay_of_the_sampled_bytes_agrees(name):
     """Answers parsed with Python's re, one environment step at a time, give the same results.
 
-    The text between answers comes from these environments, tokenised message by message. Turns
+    These environments also write the text between answers, tokenised message by message. Turns
     with the same board share an anchor, regardless of their number, and other turns do not.
     """
-    out, _ = played(name)
-    task, seen = tiny.task(name), []
+    out, _ = rollout_of(name)
+    task, observations = tiny.task(name), []
     for b in range(16):
         states, turns = tiny.replay(out, b, task, KEY, b)
         before = dict(reward=0, warn=False, used=0)
@@ -119,13 +119,13 @@ def test_worlds_played_again_from_the_sampled_bytes_agree(name):
                 sampled_end=out.turn_stop[b, k - 1] == TurnStop.EOS,
             )
             expected = (tiny.opening_text(task.env, 'brief', 5) if k == 0 else '') + expected
-            given = out.tokens[b][(out.turn[b] == k) & ~out.action_mask[b]]
-            np.testing.assert_array_equal(given, tiny.spelled(expected))
-            seen.append((task.env.observation_text(states[k]), k, int(out.anchor[b, k])))
+            prompt = out.tokens[b][(out.turn[b] == k) & ~out.action_mask[b]]
+            np.testing.assert_array_equal(prompt, tiny.spelled(expected))
+            observations.append((task.env.observation_text(states[k]), k, int(out.anchor[b, k])))
             before = turn
         assert out.episode_stop[b] == turns[-1]['stop'] and out.success[b] == turns[-1]['success']
     np.testing.assert_allclose(out.returns, (out.rewards + out.penalties).sum(1), rtol=1e-6)
-    texts, numbers, anchors = (np.array(x) for x in zip(*seen, strict=True))
+    texts, numbers, anchors = (np.array(x) for x in zip(*observations, strict=True))
     same = texts[:, None] == texts[None]
     np.testing.assert_array_equal(same, anchors[:, None] == anchors[None])
     if name in ('frozen_lake', 'sokoban'):  # boards repeat
@@ -135,32 +135,32 @@ def test_worlds_played_again_from_the_sampled_bytes_agree(name):
 @pytest.mark.parametrize(
     'slots, serve_rows', [pytest.param(16, 1, marks=pytest.mark.soak), (3, 2)], ids=str
 )
-def test_no_schedule_changes_what_is_sampled(slots, serve_rows):
-    whole, before = played('frozen_lake')
+def test_the_schedule_does_not_change_the_samples(slots, serve_rows):
+    expected, counted = rollout_of('frozen_lake')
     blocks = dict(slots=slots, serve_rows=serve_rows)
     out, counters = tiny.play('frozen_lake', tiny.cloned('frozen_lake')[0], KEY, **blocks)
     assert counters['overflow'] == 0
-    assert_same_rollout(out, whole)
+    assert_same_rollout(out, expected)
     prefix = tiny.task('frozen_lake').prefix.shape[0]
-    prompts = whole.attention_mask.sum() - whole.action_mask.sum() - 16 * prefix
-    assert counters['read'] == before['read'] == prompts
-    assert before['reads'] <= before['serves']
+    prompts = expected.attention_mask.sum() - expected.action_mask.sum() - 16 * prefix
+    assert counters['read'] == counted['read'] == prompts
+    assert counted['reads'] <= counted['serves']
 
 
 @pytest.mark.soak
-def test_kernels_laid_out_for_few_rows_change_nothing_that_is_sampled():
+def test_the_kernel_layout_for_few_rows_does_not_change_the_samples():
     model = dataclasses.replace(tiny.config(), transposed=True)
     settings = tiny.settings(model=model, max_tokens=tiny.MAX_TOKENS['frozen_lake'])
     collect = functools.partial(device.collect, settings=settings)
     world = tiny.task('frozen_lake'), tiny.episodes('frozen_lake')
     play = jax.jit(collect, compiler_options=tiny.QUICK)
     out, _ = jax.device_get(play(tiny.cloned('frozen_lake')[0], *world, KEY))
-    assert_same_rollout(out, played('frozen_lake')[0])
+    assert_same_rollout(out, rollout_of('frozen_lake')[0])
 
 
 @pytest.mark.soak
 @pytest.mark.mesh
-def test_no_mesh_changes_what_is_sampled():
+def test_the_mesh_does_not_change_the_samples():
     mesh = jax.make_mesh((4, 1, 2), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
     collect = device.collect_on_mesh(mesh, tiny.settings(max_tokens=160))
     assert tiny.settings(max_tokens=160).of_shard(mesh).slots == 8 // 4
@@ -169,11 +169,11 @@ def test_no_mesh_changes_what_is_sampled():
     out, counters = jax.device_get(collect(tiny.cloned('frozen_lake')[0], *world, KEY))
     assert counters['overflow'].shape == (4,) and not counters['overflow'].any()
     assert counters['generated'].sum() == out.action_mask.sum()
-    assert_same_rollout(out, played('frozen_lake')[0])
+    assert_same_rollout(out, rollout_of('frozen_lake')[0])
 
 
 @pytest.mark.soak
-def test_an_answer_cut_at_its_longest_gets_an_end_that_is_not_trained():
+def test_an_answer_cut_at_its_limit_gets_an_end_that_is_not_trained():
     """The next turn's prompt is the missing <|im_end|>, then the user message."""
     params = tiny.untrained()
     out, _ = tiny.play('sokoban', params, KEY, max_response=4, temperature=0.7)
@@ -190,7 +190,7 @@ def test_an_answer_cut_at_its_longest_gets_an_end_that_is_not_trained():
 
 
 @pytest.mark.soak
-def test_turns_may_end_at_the_closed_answer():
+def test_turns_may_end_at_the_closing_tag_of_the_answer():
     """stop_at_answer: the token that completes </answer> ends the turn; no end token is sampled."""
     params = tiny.cloned('sokoban')[0]
     out, _ = tiny.play('sokoban', params, KEY, stop_at_answer=True)
@@ -208,7 +208,7 @@ def test_turns_may_end_at_the_closed_answer():
 
 def test_an_episode_ends_before_the_turn_that_would_not_fit():
     """Half of the episodes without this budget are longer."""
-    free = played('frozen_lake')[0]
+    free = rollout_of('frozen_lake')[0]
     used = free.attention_mask.sum(1)
     budget = int(np.median(used))
     out, counters = tiny.play('frozen_lake', tiny.cloned('frozen_lake')[0], KEY, max_tokens=budget)
@@ -227,7 +227,7 @@ def test_an_episode_ends_before_the_turn_that_would_not_fit():
     np.testing.assert_array_equal(out.rewards, np.where(out.turn_stop > 0, free.rewards, 0))
 
 
-def test_token_budgets_without_room_for_one_turn_are_refused():
+def test_token_budgets_too_small_for_one_turn_are_rejected():
     task = tiny.task('frozen_lake')
     least = len(task.prefix) + task.width + 12
     check_budget(task, max_tokens=least, max_response=12)
@@ -235,15 +235,15 @@ def test_token_budgets_without_room_for_one_turn_are_refused():
         check_budget(task, max_tokens=least - 1, max_response=12)
 
 
-def test_the_streams_of_an_episode_are_all_its_luck():
+def test_the_streams_of_an_episode_determine_its_randomness():
     """Equal streams give equal episodes; other world streams keep the first answer."""
     params = tiny.cloned('frozen_lake')[0]
-    own = jnp.arange(16, dtype=jnp.int32)
-    listed = Episodes(level=own * 0, token_stream=own // 4, world_stream=own // 4)
+    stream = jnp.arange(16, dtype=jnp.int32)
+    listed = Episodes(level=stream * 0, token_stream=stream // 4, world_stream=stream // 4)
     out, _ = tiny.play('frozen_lake', params, KEY, listed=listed)
     assert (out.tokens == out.tokens[::4].repeat(4, 0)).all()
     assert (out.tokens != out.tokens[:1]).any()
-    out, _ = tiny.play('frozen_lake', params, KEY, listed=listed.replace(world_stream=own))
+    out, _ = tiny.play('frozen_lake', params, KEY, listed=listed.replace(world_stream=stream))
     for b in range(16):
         leader = b // 4 * 4
         first = np.flatnonzero((out.turn[leader] == 0) & out.attention_mask[leader])
@@ -251,27 +251,27 @@ def test_the_streams_of_an_episode_are_all_its_luck():
     assert (out.tokens != out.tokens[::4].repeat(4, 0)).any()  # slippery ice
 
 
-def test_a_shorter_horizon_cuts_the_same_episodes_and_compiles_nothing():
+def test_a_shorter_horizon_cuts_the_same_episodes_without_recompiling():
     """Tokens, rewards and stops before the cut are the same as in the full episode; one program."""
     params, task = tiny.cloned('frozen_lake')[0], tiny.task('frozen_lake')
-    whole, _ = tiny.play('frozen_lake', params, KEY, temperature=1.0)
+    full, _ = tiny.play('frozen_lake', params, KEY, temperature=1.0)
     program = tiny.compiled(tiny.settings(max_tokens=160, max_response=12))
     before = program._cache_size()
     for limit in (1, 2):
         cut = task.replace(turn_limit=jnp.int32(limit))
         out, _ = tiny.play('frozen_lake', params, KEY, task_=cut, temperature=1.0)
         assert program._cache_size() == before > 0
-        np.testing.assert_array_equal(out.num_turns, np.minimum(whole.num_turns, limit))
-        kept = (whole.turn < limit) & (whole.turn >= 0)
-        np.testing.assert_array_equal(out.attention_mask, kept)
+        np.testing.assert_array_equal(out.num_turns, np.minimum(full.num_turns, limit))
+        mask = (full.turn < limit) & (full.turn >= 0)
+        np.testing.assert_array_equal(out.attention_mask, mask)
         for field in ('tokens', 'logprobs', 'action_mask', 'turn'):
-            np.testing.assert_array_equal(getattr(out, field)[kept], getattr(whole, field)[kept])
+            np.testing.assert_array_equal(getattr(out, field)[mask], getattr(full, field)[mask])
         for field in ('rewards', 'penalties', 'actions', 'turn_stop'):
-            mine, theirs = (getattr(x, field)[:, :limit] for x in (out, whole))
+            mine, theirs = (getattr(x, field)[:, :limit] for x in (out, full))
             np.testing.assert_array_equal(mine, theirs)
-        was_cut = whole.num_turns > limit
+        was_cut = full.num_turns > limit
         assert was_cut.any() and (out.episode_stop[was_cut] == EpisodeStop.TURN_BUDGET).all()
-        np.testing.assert_array_equal(out.episode_stop[~was_cut], whole.episode_stop[~was_cut])
+        np.testing.assert_array_equal(out.episode_stop[~was_cut], full.episode_stop[~was_cut])
 
 
 @pytest.mark.soak

@@ -131,10 +131,10 @@ each_critic = pytest.mark.parametrize('name', each[:2])
 
 def config(name, **changes):
     """Validation shares the program of training, unless a run overrides its settings."""
-    world, own = RUNS[name]
+    world, settings = RUNS[name]
     more = {'checkpoint.every': 1, 'checkpoint.keep': 9}
     more |= {'env.eval_levels': 16, 'eval.temperature': 1.0}
-    cfg = micro_runs.plain(world, **more | own | changes)
+    cfg = micro_runs.plain(world, **more | settings | changes)
     if name == 'adapters':
         cfg.catch = ml_collections.ConfigDict(dict(rows=4, columns=3))
     return effective(cfg)
@@ -172,7 +172,7 @@ def finished(tmp_path_factory, quick_runs):
 
 
 @each_run
-def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
+def test_every_step_writes_a_row_of_finite_documented_metrics(finished, name):
     cfg, _, rows = finished(name)
     validated = {0, cfg.steps} | ({2} if cfg.eval.every else set())
     assert [row['step'] for row in rows] == [*range(cfg.steps + 1)]
@@ -188,26 +188,26 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         assert row['time/step_s'] >= row['time/collect_s'] and row['perf/tokens_per_s'] > 0
         assert (row['time/host_s'] > 0) == (row['step'] > 0)
         # The sampler is the policy of the first mini-batch; it has changed in later ones.
-        gap = 0.05 if cfg.rollout.sampler_dtype else 1e-5  # bfloat16's
+        gap = 0.05 if cfg.rollout.sampler_dtype else 1e-5  # the gap of bfloat16
         if cfg.algorithm != 'agent_evol' or row['step'] == 0:  # then another policy explores
             assert row['sampler/logprob_gap'] <= gap and 1 < row['policy/ratio_max'] < 3
         assert row['progress/episodes'] == 16 * rollouts[row['step']]
         assert row['optim/lr'] == cfg.optim.lr
         assert cfg.algorithm == 'vine' or row['perf/flops_per_s'] > 0
-        own = read_config(cfg, None).algorithm.USES_CRITIC and not cfg.critic.share_backbone
-        assert ('optim/critic_lr' in row) == own == ('value/grad_norm' in row)
+        has_critic = read_config(cfg, None).algorithm.USES_CRITIC and not cfg.critic.share_backbone
+        assert ('optim/critic_lr' in row) == has_critic == ('value/grad_norm' in row)
         assert ('value/loss' in row) == (cfg.algorithm == 'ppo')
         assert ('policy/kl_ref' in row) == (cfg.loss.kl_coef > 0)  # in the loss or the reward
         choice = read_config(cfg, None).algorithm.filter
-        kept = choice.kept(cfg.rollout.num_groups) * cfg.rollout.group_size
+        trained_rows = choice.kept(cfg.rollout.num_groups) * cfg.rollout.group_size
         if cfg.algorithm in ('ppo', 'grpo'):
-            assert row['batch/trained_rows'] == kept
+            assert row['batch/trained_rows'] == trained_rows
         if cfg.filter.refill:  # top_k keeps half of each rollout
             assert row['filter/collects'] == 2
         elif cfg.algorithm in ('ppo', 'grpo'):
-            played = 16 * row['rollout/response_length']
-            assert 0 < row['batch/trained_tokens'] <= played + 1e-3
-            assert kept < 16 or row['batch/trained_tokens'] == pytest.approx(played)
+            sampled = 16 * row['rollout/response_length']
+            assert 0 < row['batch/trained_tokens'] <= sampled + 1e-3
+            assert trained_rows < 16 or row['batch/trained_tokens'] == pytest.approx(sampled)
         if cfg.algorithm == 'vine':
             assert row['fork/trained_rows'] > 0 and row['fork/tokens'] > row['fork/played'] > 0
             assert row['batch/trained_rows'] <= 16
@@ -221,27 +221,27 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
 
 
 @each_run
-def test_a_run_leaves_pages_curves_and_checkpoints(finished, name):
+def test_a_run_writes_pages_curves_and_checkpoints(finished, name):
     cfg, workdir, _ = finished(name)
-    found = {path.name for path in workdir.iterdir()}
-    assert {'metrics.jsonl', 'config.json', 'checkpoints', 'reference.json'} <= found
-    begins_again = cfg.algorithm == 'agent_evol'
-    assert ('reference' in found) == (cfg.loss.kl_coef > 0 or begins_again)
-    assert (run_params.BASE_FOLDER in found) == (cfg.lora.rank > 0)
-    assert ('curves.png' in found) == ('curves.svg' in found) == (name == 'a critic')
+    files = {path.name for path in workdir.iterdir()}
+    assert {'metrics.jsonl', 'config.json', 'checkpoints', 'reference.json'} <= files
+    restarts = cfg.algorithm == 'agent_evol'
+    assert ('reference' in files) == (cfg.loss.kl_coef > 0 or restarts)
+    assert (run_params.BASE_FOLDER in files) == (cfg.lora.rank > 0)
+    assert ('curves.png' in files) == ('curves.svg' in files) == (name == 'a critic')
     assert checkpoint.read_extra(workdir)['config']['env']['name'] == cfg.env.name
     assert checkpoint.steps(workdir / 'checkpoints') == [*range(cfg.steps + 1)]
-    shown = (0, 2) if cfg.log.rollouts_every else (cfg.steps - 1,)
+    page_steps = (0, 2) if cfg.log.rollouts_every else (cfg.steps - 1,)
     worlds = [f'{world}_' for world in read_config(cfg, None).env.worlds] if cfg.env.mix else ['']
     assert {path.name for path in (workdir / 'rollouts').iterdir()} == {
         f'{world}step_{step:06d}.{kind}'
         for world in worlds
-        for step in shown
+        for step in page_steps
         for kind in ('html', 'json')
     }
     untrained = False
     for world in worlds:
-        file = workdir / 'rollouts' / f'{world}step_{shown[-1]:06d}.json'
+        file = workdir / 'rollouts' / f'{world}step_{page_steps[-1]:06d}.json'
         document = json.loads(file.read_text())
         assert document['env'] == (world[:-1] or cfg.env.name)
         episodes = document['episodes']
@@ -259,7 +259,7 @@ def test_a_run_leaves_pages_curves_and_checkpoints(finished, name):
 
 
 @each_run
-def test_a_resumed_run_is_the_run_that_was_not_stopped(finished, name, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_run(finished, name, tmp_path):
     """With adapters it starts with only their base: it was killed before its first checkpoint."""
     cfg, workdir, rows = finished(name)
     if cfg.lora.rank:
@@ -277,7 +277,7 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(finished, name, tmp_path)
 
 
 @each_critic
-def test_a_finished_run_is_only_looked_at_and_may_not_change(finished, name):
+def test_a_finished_run_trains_no_step_and_its_config_may_not_change(finished, name):
     """The same command again trains no step and keeps the state bit for bit."""
     before = finished(name)
     state = before.state()
@@ -289,11 +289,11 @@ def test_a_finished_run_is_only_looked_at_and_may_not_change(finished, name):
 
 
 @pytest.mark.soak
-def test_a_run_that_keeps_nothing_ends_with_exit_code_1_and_says_why(
+def test_a_run_whose_filter_drops_all_groups_ends_with_exit_code_1(
     quick_runs, tmp_path, monkeypatch, capsys
 ):
     cfg = config('adapters')
-    monkeypatch.setattr(collapse, 'starved', lambda rows, most: f'no {most}' * (len(rows) == 2))
+    monkeypatch.setattr(collapse, 'starved', lambda rows, limit: f'no {limit}' * (len(rows) == 2))
     assert train.train(cfg, str(tmp_path)) == 1
     assert [row['step'] for row in run_log.read_metrics(tmp_path / run_log.METRICS_FILE)] == [0, 1]
     assert f'step 1: no {cfg.filter.max_empty}' in capsys.readouterr().err
@@ -349,22 +349,22 @@ def test_success_is_in_its_interval_and_below_pass_at_k(finished, name):
 
 
 @each_critic
-def test_the_best_policy_is_kept_and_a_run_starts_from_it_or_from_the_newest(finished, name):
+def test_a_run_can_start_from_the_best_or_the_newest_saved_policy(finished, name):
     cfg, workdir, rows = run = finished(name)
     validated = [row for row in rows if 'eval/success' in row]
     best = max(validated, key=lambda row: (row['eval/success'], -row['step']))
     saved = checkpoint.read_extra(workdir / 'best')
     assert (saved['step'], saved['eval/success']) == (best['step'], best['eval/success'])
     for folder, step in (('best', best['step']), ('', cfg.steps)):
-        given = config(name, **{'model.path': str(workdir / folder), 'clone.episodes': 0})
-        micro_runs.assert_same(jax.device_get(train.build(given).params), run.state(step).params)
+        new_cfg = config(name, **{'model.path': str(workdir / folder), 'clone.episodes': 0})
+        micro_runs.assert_same(jax.device_get(train.build(new_cfg).params), run.state(step).params)
 
 
 @pytest.mark.soak
-def test_figures_of_worlds_are_beside_their_means(finished):
+def test_metrics_of_a_mixture_are_means_of_the_metrics_of_worlds(finished):
     _, workdir, rows = finished('adapters')
     for row in rows[:-1]:
-        for name in ('success', 'return', 'turns', 'tokens'):  # the same number of episodes of each
+        for name in ('success', 'return', 'turns', 'tokens'):  # worlds have equal episode counts
             lake, catch = row[f'rollout_frozen_lake/{name}'], row[f'rollout_catch/{name}']
             np.testing.assert_allclose(row[f'rollout/{name}'], (lake + catch) / 2, rtol=1e-5)
     both = [rows[-1][f'eval_{name}/success'] for name in ('frozen_lake', 'catch')]
@@ -378,7 +378,7 @@ def test_figures_of_worlds_are_beside_their_means(finished):
 
 
 @pytest.mark.soak
-def test_a_mixture_of_one_world_is_the_plain_run(finished, tmp_path):
+def test_a_mixture_of_one_world_equals_the_plain_run(finished, tmp_path):
     plain = finished('a shared backbone')
     mixed = finish(config('a shared backbone', **{'env.mix': (('frozen_lake', 1.0),)}), tmp_path)
     micro_runs.assert_same(plain.state(), mixed.state())
@@ -391,38 +391,38 @@ def test_a_mixture_of_one_world_is_the_plain_run(finished, tmp_path):
 
 
 @pytest.mark.soak
-def test_a_policy_is_evaluated_world_by_world_and_elsewhere(finished, tmp_path):
+def test_a_policy_is_evaluated_on_each_world_and_on_other_worlds(finished, tmp_path):
     """Another environment is compared with its own oracle, and named in the file."""
     cfg, workdir, rows = finished('adapters')
-    plays = functools.partial(evaluate.evaluate, workdir=str(workdir), out=str(tmp_path), step=None)
+    score = functools.partial(evaluate.evaluate, workdir=str(workdir), out=str(tmp_path), step=None)
     with pytest.raises(ValueError, match='evaluated one by one.* frozen_lake, catch'):
-        plays(cfg)
+        score(cfg)
     alone = functools.partial(config, 'adapters', **{'env.mix': ()})
-    catch = plays(alone(**{'env.name': 'catch'}))
+    catch = score(alone(**{'env.name': 'catch'}))
     for name in ('success', 'return', 'valid_format'):
         assert catch[f'eval/{name}'] == rows[-1][f'eval_catch/{name}']
     bandit = {'env.name': 'bandit', 'rollout.max_tokens': 224}
     for changes in (bandit, {'env.name': 'catch', 'lora.alpha': 4.0}):
         with pytest.raises(ValueError, match='env.name|lora.alpha'):
-            plays(alone(**changes))
-    assert plays(alone(**bandit), transfer=True)['reference/oracle'] == 1.0
-    kept = json.loads((tmp_path / 'evaluation_validation.json').read_text())
-    rules = [one['settings'].get('rules', {}) for one in (kept, *kept['earlier'])]
+            score(alone(**changes))
+    assert score(alone(**bandit), transfer=True)['reference/oracle'] == 1.0
+    saved = json.loads((tmp_path / 'evaluation_validation.json').read_text())
+    rules = [one['settings'].get('rules', {}) for one in (saved, *saved['earlier'])]
     assert rules[0]['env.name'] == 'bandit' and rules[1:] == [{}]
     with pytest.raises(ValueError, match='model.num_layers'):
-        plays(alone(**bandit, **{'model.num_layers': 3}), transfer=True)
+        score(alone(**bandit, **{'model.num_layers': 3}), transfer=True)
 
 
 @pytest.mark.soak
-def test_the_policy_of_a_run_on_many_devices_is_watched_token_by_token_on_one(finished):
-    """For a run on a mesh, it failed because eight devices are not one."""
+def test_the_policy_of_a_run_on_a_mesh_can_be_watched_on_one_device(finished):
+    """Watching failed because the mesh of the run has eight devices."""
     cfg, workdir, _ = finished('a critic on a mesh')
-    said = io.StringIO()
-    how = dict(force_terminal=True, color_system='standard', soft_wrap=True, highlight=False)
-    console = Console(file=said, markup=False, **how)
-    how = dict(level=1, seed=3, delay=0.0, console=console)
-    total, solved = play.watch(read_config(cfg, None), str(workdir), 'validation', **how)
-    text = said.getvalue()
+    output = io.StringIO()
+    options = dict(force_terminal=True, color_system='standard', soft_wrap=True, highlight=False)
+    console = Console(file=output, markup=False, **options)
+    options = dict(level=1, seed=3, delay=0.0, console=console)
+    total, solved = play.watch(read_config(cfg, None), str(workdir), 'validation', **options)
+    text = output.getvalue()
     # Up to two turns of six tokens; the first piece is the system message and the first prompt
     assert 2 <= text.count('\x1b[1m') <= 12 and text.startswith('\x1b[2m') and 'system' in text
     assert text.endswith(f'return {total:g}\n')
@@ -430,29 +430,29 @@ def test_the_policy_of_a_run_on_many_devices_is_watched_token_by_token_on_one(fi
 
 
 @pytest.mark.soak
-def test_shards_of_one_head_end_when_they_will(finished, tmp_path):
+def test_shards_of_one_head_can_end_at_different_steps(finished, tmp_path):
     """Shards of this mesh deadlocked if their loops ended at different steps."""
     _, workdir, _ = finished('a critic on a mesh')
     turns = {'env.max_turns': 4, 'env.max_actions_per_episode': 8, 'rollout.max_tokens': 256}
-    found = evaluate.evaluate(
+    result = evaluate.evaluate(
         config('a critic on a mesh', **turns), str(workdir), str(tmp_path), None, transfer=True
     )
-    assert found['eval/env_error'] == 0
+    assert result['eval/env_error'] == 0
 
 
 @pytest.mark.soak
-def test_a_world_on_hosts_trains_beside_one_on_the_device(finished):
+def test_a_world_on_hosts_trains_with_one_on_the_device(finished):
     _, workdir, rows = finished('a world on hosts')
     for row in rows[:-1]:
         assert row['rollout/env_error'] == 0
         lake, echo = row['rollout_frozen_lake/tokens'], row['rollout_objects/tokens']
         np.testing.assert_allclose(row['rollout/tokens'], (lake + echo) / 2, rtol=1e-5)
     assert {'eval_frozen_lake/success', 'eval_objects/success'} <= rows[-1].keys()
-    said = replies.read_log(workdir / 'replies_objects.jsonl')
-    trained = {line['stream'] for line in said if line['split'] == 'train'}
-    assert trained == set(range(8, 16)) and len(said) > len(trained)  # after FrozenLake's
-    made = json.loads((workdir / 'rollouts' / 'objects_step_000002.json').read_text())
-    assert made['worlds']['replies'] > 0 and made['worlds']['faults'] == 0
+    lines = replies.read_log(workdir / 'replies_objects.jsonl')
+    trained = {line['stream'] for line in lines if line['split'] == 'train'}
+    assert trained == set(range(8, 16)) and len(lines) > len(trained)  # after FrozenLake's
+    document = json.loads((workdir / 'rollouts' / 'objects_step_000002.json').read_text())
+    assert document['worlds']['replies'] > 0 and document['worlds']['faults'] == 0
 
 
 # ---- adapters ------------------------------------------------------------------------------------
@@ -479,7 +479,7 @@ def test_checkpoints_hold_adapters_and_their_moments_only(finished):
     assert (up[0] != up[1]).any()  # it was cloned
 
 
-def test_a_run_asks_for_the_space_of_what_it_keeps_and_has_not_yet(tmp_path):
+def test_the_disk_space_needed_excludes_files_that_exist(tmp_path):
     changes = {'lora.rank': 2, 'loss.kl_coef': 0.0, 'clone.episodes': 0, 'algorithm': 'grpo'}
 
     def needed(**more):
@@ -498,7 +498,7 @@ def test_a_run_asks_for_the_space_of_what_it_keeps_and_has_not_yet(tmp_path):
 
 
 @pytest.mark.soak
-def test_a_run_without_its_base_or_with_another_is_refused(finished, tmp_path):
+def test_a_run_without_its_base_or_with_another_is_rejected(finished, tmp_path):
     cfg, workdir, _ = finished('adapters')
     shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
     with pytest.raises(ValueError, match='holds the parameters of another run'):
@@ -560,7 +560,7 @@ def test_the_exported_policy_is_the_base_plus_the_adapter(exported):
 
 
 @pytest.mark.soak
-def test_peft_opens_the_adapter(exported):
+def test_peft_loads_the_adapter(exported):
     peft = pytest.importorskip('peft')
     import torch
     import transformers
@@ -570,19 +570,19 @@ def test_peft_opens_the_adapter(exported):
     with torch.no_grad():
         expected = load(exported['policy'])(tokens).logits
         base = load(exported['base'])
-        found = peft.PeftModel.from_pretrained(base, exported['adapter'])(tokens).logits
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+        logits = peft.PeftModel.from_pretrained(base, exported['adapter'])(tokens).logits
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
 @pytest.mark.soak
 def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
-    given = {
+    changes = {
         'model.path': str(exported['policy']),
         'model.tokenizer': str(loading.BUNDLED_TOKENIZER),
         'clone.episodes': 0,
     }
     for steps in (1, 2):
-        cfg, workdir, rows = finish(config('adapters', steps=steps, **given), tmp_path / 'run')
+        cfg, workdir, rows = finish(config('adapters', steps=steps, **changes), tmp_path / 'run')
     assert len(rows) == 3 and not (workdir / run_params.BASE_FOLDER).exists()
     out = export_to(tmp_path / 'out', cfg, workdir, 'adapter')
     settings = json.loads((out / 'adapter_config.json').read_text())

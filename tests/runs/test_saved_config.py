@@ -51,7 +51,7 @@ def saved(tmp_path_factory, one_device):
     return cfg, workdir, dead
 
 
-def parsed(monkeypatch, *argv):
+def parse_flags(monkeypatch, *argv):
     """Return the config of a program with these arguments."""
     argv = ['program', *argv]
     monkeypatch.setattr('sys.argv', argv)  # overrides are read from here
@@ -67,15 +67,15 @@ def parsed(monkeypatch, *argv):
 
 def test_a_workdir_alone_gives_the_config_of_its_run(saved, monkeypatch):
     cfg, workdir, _ = saved
-    assert parsed(monkeypatch, f'--workdir={workdir}').to_dict() == cfg.to_dict()
-    assert parsed(monkeypatch, '-workdir', str(workdir), '--step=2').to_dict() == cfg.to_dict()
-    other = parsed(monkeypatch, f'--workdir={workdir}', '--config.eval.split=test')
+    assert parse_flags(monkeypatch, f'--workdir={workdir}').to_dict() == cfg.to_dict()
+    assert parse_flags(monkeypatch, '-workdir', str(workdir), '--step=2').to_dict() == cfg.to_dict()
+    other = parse_flags(monkeypatch, f'--workdir={workdir}', '--config.eval.split=test')
     cfg = cfg.copy_and_resolve_references()
     cfg.eval.split = 'test'
     assert other.to_dict() == cfg.to_dict()
 
 
-def test_where_the_newest_checkpoint_is_damaged_an_older_one_tells_the_config(
+def test_the_config_comes_from_an_older_checkpoint_if_the_newest_is_damaged(
     saved, monkeypatch, tmp_path
 ):
     """Only with --fallback, which used to be rejected before it was read."""
@@ -86,31 +86,31 @@ def test_where_the_newest_checkpoint_is_damaged_an_older_one_tells_the_config(
     words = (f'--workdir={tmp_path / "run"}',)
     with pytest.raises(SystemExit, match=f'error: checkpoint 4 is damaged: {mark} .* step 2'):
         saved_config.default(['program', *words])
-    for asked in ('--fallback', '--fallback=true'):
-        file, _, folder = saved_config.default(['program', *words, asked]).partition(':')
+    for flag in ('--fallback', '--fallback=true'):
+        file, _, folder = saved_config.default(['program', *words, flag]).partition(':')
         assert folder.endswith('checkpoints/2')
     monkeypatch.setenv(usage.FALLBACK, '1')
-    assert parsed(monkeypatch, *words).to_dict() == cfg.to_dict()
+    assert parse_flags(monkeypatch, *words).to_dict() == cfg.to_dict()
 
 
-def test_a_workdir_without_a_run_is_one_line(tmp_path, monkeypatch, saved, capsys):
+def test_a_workdir_without_a_run_is_a_one_line_error(tmp_path, monkeypatch, saved, capsys):
     """A missing folder was reported as one without a checkpoint; both had exit code 1."""
     for folder, words in ((tmp_path, 'no finished checkpoint'), (tmp_path / 'x', 'no such folder')):
         with pytest.raises(SystemExit) as ended:
-            parsed(monkeypatch, f'--workdir={folder}')
+            parse_flags(monkeypatch, f'--workdir={folder}')
         err = capsys.readouterr().err
         assert ended.value.code == 2 and words in err and str(folder) in err
         assert len(err.splitlines()) == 1
     with pytest.raises(SystemExit):
-        parsed(monkeypatch, f'--workdir={saved[1]}', '--step', '3')
+        parse_flags(monkeypatch, f'--workdir={saved[1]}', '--step', '3')
     assert 'no checkpoint of step 3; there are 2, 4' in capsys.readouterr().err
 
 
-def test_settings_of_a_game_are_those_of_its_run(saved, monkeypatch):
+def test_settings_of_a_game_come_from_its_run(saved, monkeypatch):
     run = {'config': {'env': {'name': 'catch'}, 'catch': {'rows': 5, 'short': True}}}
     monkeypatch.setattr(checkpoint, 'read_extra', lambda path: run)
-    found = parsed(monkeypatch, f'--workdir={saved[1]}', '--config.catch.rows=7')
-    assert found.env.name == 'catch' and found.catch.short and found.catch.rows == 7
+    cfg = parse_flags(monkeypatch, f'--workdir={saved[1]}', '--config.catch.rows=7')
+    assert cfg.env.name == 'catch' and cfg.catch.short and cfg.catch.rows == 7
 
 
 def test_evaluate_and_export_name_the_checkpoint(saved, tmp_path, capsys):
@@ -134,7 +134,7 @@ def test_evaluate_and_export_name_the_checkpoint(saved, tmp_path, capsys):
     assert f'`{workdir}`, step 2 of 3' in (tmp_path / 'out' / 'README.md').read_text()
 
 
-def test_another_architecture_is_neither_played_nor_exported(saved, tmp_path):
+def test_another_architecture_is_neither_evaluated_nor_exported(saved, tmp_path):
     """Arrays of four heads have the same shapes as of two: an export had two in its config.json."""
     cfg, workdir, _ = saved
     changed = cfg.copy_and_resolve_references()
@@ -170,13 +170,13 @@ def resume(cfg, workdir):
         checkpoint.close(checkpoints)
 
 
-def opened(cfg, workdir):
+def load(cfg, workdir):
     """Load the policy as commands do."""
     run = build(cfg)
     return params.saved_policy(run.config, run.model, run.mesh, run.params, str(workdir))
 
 
-def moved(adapted, to):
+def with_copied_base(adapted, to):
     """Return the config with a copy of the base in another folder."""
     cfg, _ = adapted
     cfg = cfg.copy_and_resolve_references()
@@ -186,20 +186,20 @@ def moved(adapted, to):
 
 
 @pytest.mark.soak
-def test_adapters_lie_on_the_base_that_they_were_trained_on_alone(adapted, tmp_path):
+def test_adapters_load_only_on_the_base_that_they_were_trained_on(adapted, tmp_path):
     """Any model.path with the same shapes was silently accepted."""
     cfg, workdir = adapted
     resume(cfg, workdir)
-    other = moved(adapted, tmp_path / 'other')
-    first, second = opened(cfg, workdir), opened(other, workdir)  # the same parameters elsewhere
+    other = with_copied_base(adapted, tmp_path / 'other')
+    first, second = load(cfg, workdir), load(other, workdir)  # the same parameters elsewhere
     jax.tree.map(np.testing.assert_array_equal, first, second)
     file = tmp_path / 'other' / 'model.safetensors'
     tensors = load_file(file)
     tensors['model.norm.weight'] *= 1.5
     save_file(tensors, file, metadata={'format': 'pt'})
-    said = f"{other.model.path}' holds different parameters than model.path='{cfg.model.path}' did"
-    with pytest.raises(ValueError, match=said):
-        opened(other, workdir)
+    words = f"{other.model.path}' holds different parameters than model.path='{cfg.model.path}' did"
+    with pytest.raises(ValueError, match=words):
+        load(other, workdir)
     shutil.copytree(cfg.model.path, tmp_path / 'kept')
     shutil.copy(file, cfg.model.path)
     try:
@@ -209,48 +209,48 @@ def test_adapters_lie_on_the_base_that_they_were_trained_on_alone(adapted, tmp_p
         shutil.copytree(tmp_path / 'kept', cfg.model.path, dirs_exist_ok=True)
 
 
-def test_a_checkpoint_of_other_rotations_is_refused(adapted, tmp_path, monkeypatch):
-    """No tensor shows a different rope_theta or rms_norm_eps in config.json."""
+def test_a_checkpoint_with_another_rope_theta_is_rejected(adapted, tmp_path, monkeypatch):
+    """Tensors do not depend on rope_theta and rms_norm_eps in config.json."""
     _, workdir = adapted
-    other = moved(adapted, tmp_path / 'other')
+    other = with_copied_base(adapted, tmp_path / 'other')
     file = tmp_path / 'other' / 'config.json'
     fields = json.loads(file.read_text())
     file.write_text(json.dumps(fields | {'rms_norm_eps': float(np.float32(1e-6))}))
-    opened(other, workdir)  # as stored in a .gguf
+    load(other, workdir)  # as stored in a .gguf
     file.write_text(json.dumps(fields | {'rope_theta': 50.0, 'rms_norm_eps': 1e-5}))
-    said = 'rope_theta is 50.0, was 1000000.0; rms_norm_eps is 1e-05, was 1e-06'
-    with pytest.raises(ValueError, match=said):
-        opened(other, workdir)
+    words = 'rope_theta is 50.0, was 1000000.0; rms_norm_eps is 1e-05, was 1e-06'
+    with pytest.raises(ValueError, match=words):
+        load(other, workdir)
     monkeypatch.setattr(start, 'CHANGEABLE_ON_RESUME', (*start.CHANGEABLE_ON_RESUME, 'model.path'))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=words):
         resume(other, workdir)
 
 
-def test_checkpoints_of_older_versions_say_nothing_of_the_model(adapted, tmp_path, monkeypatch):
+def test_checkpoints_of_older_versions_have_no_record_of_the_model(adapted, tmp_path, monkeypatch):
     _, workdir = adapted
-    other = moved(adapted, tmp_path / 'other')
+    other = with_copied_base(adapted, tmp_path / 'other')
     fields = json.loads((tmp_path / 'other' / 'config.json').read_text()) | {'rope_theta': 50.0}
     (tmp_path / 'other' / 'config.json').write_text(json.dumps(fields))
     extra = checkpoint.read_extra(workdir)
     assert extra.keys() >= {'sizes', 'base'}
     older = {name: extra[name] for name in ('config', 'version')}
     monkeypatch.setattr(checkpoint, 'read_extra', lambda path, step=None: older)
-    opened(other, workdir)
+    load(other, workdir)
 
 
-def test_a_policy_plays_other_worlds_with_its_own_tokenizer(saved):
+def test_a_policy_uses_the_tokenizer_of_its_run_in_other_worlds(saved):
     """Each environment has a tokenizer, and its vocabulary belonged to another model."""
     cfg, workdir, _ = saved
-    elsewhere = cfg.copy_and_resolve_references()
-    elsewhere.env.name = 'babyai'
-    found = evaluate.with_tokenizer_of_run(elsewhere, str(workdir), None)
-    assert found.model.tokenizer == str(loading.BUNDLED_TOKENIZER)
-    assert elsewhere.model.tokenizer == ''
-    elsewhere.model.tokenizer = 'own.model'
-    assert evaluate.with_tokenizer_of_run(elsewhere, str(workdir), None) is elsewhere
+    other_cfg = cfg.copy_and_resolve_references()
+    other_cfg.env.name = 'babyai'
+    changed = evaluate.with_tokenizer_of_run(other_cfg, str(workdir), None)
+    assert changed.model.tokenizer == str(loading.BUNDLED_TOKENIZER)
+    assert other_cfg.model.tokenizer == ''
+    other_cfg.model.tokenizer = 'own.model'
+    assert evaluate.with_tokenizer_of_run(other_cfg, str(workdir), None) is other_cfg
 
 
-def test_parameters_that_are_not_finite_are_neither_played_nor_exported(saved, tmp_path):
+def test_parameters_that_are_not_finite_are_neither_evaluated_nor_exported(saved, tmp_path):
     cfg, _, dead = saved
     message = f'step 3 of {dead}: nan or infinity in 14 of 14 tensors: model.embed_tokens'
     with pytest.raises(ValueError, match=message):
@@ -260,7 +260,7 @@ def test_parameters_that_are_not_finite_are_neither_played_nor_exported(saved, t
     assert not (tmp_path / 'x').exists()
 
 
-def test_the_commit_is_that_of_the_checkout_the_code_lies_in(tmp_path):
+def test_the_commit_is_that_of_the_checkout_of_the_code(tmp_path):
     def git(*arguments):
         who = ('-c', 'user.name=a', '-c', 'user.email=a@b')
         subprocess.run(['git', '-C', str(tmp_path), *who, *arguments], check=True)

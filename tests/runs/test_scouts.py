@@ -47,11 +47,11 @@ def test_a_scout_learns_frozen_lake(trained, folder, capfd):
     game, net, pool = trained
     _, held_out = scouting.parts.build_environment(lake(), 'validation')
     assert scout.evaluate(net, held_out, game=game) > 0.85  # random play .2
-    scouting.trained_scout(lake(), folder)  # finished: it is read, with its own steps
+    scouting.trained_scout(lake(), folder)  # finished: loaded, with its saved steps
     assert 'scout' not in capfd.readouterr().err
 
 
-def test_its_episodes_are_demonstrations_on_training_levels(trained, folder):
+def test_episodes_of_a_scout_are_demonstrations_on_training_levels(trained, folder):
     """The first answers are the scout's greedy actions on levels of the training pool."""
     run = build(micro_runs.config('frozen_lake', **LAKE))
     examples = jax.device_get(cloning.find_demonstrations(run, folder))

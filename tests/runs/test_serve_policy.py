@@ -20,11 +20,11 @@ from agentrl_jax.envs.hosts.world import Answer
 from agentrl_jax.run.config import read as read_config
 
 
-def answered(served, **body):
-    return posted(served, **body)['choices'][0]['message']['content']
+def served_answer(served, **body):
+    return post(served, **body)['choices'][0]['message']['content']
 
 
-def posted(served, path='chat/completions', **body):
+def post(served, path='chat/completions', **body):
     if path == 'chat/completions':
         body = {'messages': [{'role': 'user', 'content': 'Where?'}]} | body
     request = urllib.request.Request(
@@ -38,10 +38,10 @@ def posted(served, path='chat/completions', **body):
 
 def rejected(served, **body):
     """Return the error of a request that fails with status 400."""
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        posted(served, **body)
-    assert refused.value.code == 400
-    return json.loads(refused.value.read())['error']
+    with pytest.raises(urllib.error.HTTPError) as error:
+        post(served, **body)
+    assert error.value.code == 400
+    return json.loads(error.value.read())['error']
 
 
 def serve(env, changes, slots, devices=micro_runs.one_device):
@@ -56,19 +56,19 @@ RUN = {'harness.run': 'harness_clients:two_turns'}
 
 
 @pytest.mark.soak
-def test_answers_begin_with_the_prefix_that_was_forced_in_the_run():
-    """It was missing, although the policy never learnt to write it."""
+def test_answers_start_with_the_forced_prefix_of_the_run():
+    """The prefix was missing, although the policy never learnt to write it."""
     changes = {'hosts.answer_prefix': 'Go: ', 'rollout.constrain': 'any'}
     changes['hosts.forms'] = ('Go: Up', 'Go: Down')
-    said = answered(serve('harness', RUN | changes, 8, contextlib.nullcontext))
-    assert said in ('Go: Up', 'Go: Down')
+    answer = served_answer(serve('harness', RUN | changes, 8, contextlib.nullcontext))
+    assert answer in ('Go: Up', 'Go: Down')
 
 
 @pytest.mark.parametrize(
     ('constrain', 'think'), [('own', False), pytest.param('any', True, marks=pytest.mark.soak)]
 )
-def test_a_policy_of_a_world_on_the_device_answers_as_in_its_run(constrain, think):
-    """Its opening and grammar were missing, and it answered with noise. A request's temperature,
+def test_a_policy_of_a_device_world_answers_as_in_its_run(constrain, think):
+    """The opening and the grammar were missing, so answers were noise. A request's temperature,
     top_p and seed were ignored, too."""
     changes = {'env.think': think, 'rollout.constrain': constrain, 'rollout.max_response': 24}
     changes['rollout.stop_at_answer'] = not constrain
@@ -77,24 +77,24 @@ def test_a_policy_of_a_world_on_the_device_answers_as_in_its_run(constrain, thin
     action = rf'<answer>{names}( \|\| {names})?</answer>'
     form = rf'<think>[\s\S]*</think>{action}' if think else action
     for _ in range(4):
-        said = answered(served)
-        assert not constrain or re.fullmatch(form, said), said
-        assert said.startswith('<think>' if think else '<answer>')
-    greedy = {answered(served, temperature=0, seed=seed) for seed in range(3)}
-    narrow = {answered(served, top_p=0, seed=seed) for seed in range(3)}
+        output = served_answer(served)
+        assert not constrain or re.fullmatch(form, output), output
+        assert output.startswith('<think>' if think else '<answer>')
+    greedy = {served_answer(served, temperature=0, seed=seed) for seed in range(3)}
+    narrow = {served_answer(served, top_p=0, seed=seed) for seed in range(3)}
     assert greedy == narrow and len(greedy) == 1
-    said, prompts = set(), set()
+    output, prompts = set(), set()
     for dialect, (write, read) in FORMATS.items():
         fields = {'model': 'm', 'temperature': 0, 'return_token_ids': True}
-        made = posted(served, PATHS[dialect], **write([user('Where?')], fields))
-        said.add(read(made)['content'])
-        prompts.add(tuple(made['prompt_token_ids']))
-    texts = {one.rpartition('</think>')[2] for one in greedy | said}  # without its thought
+        reply = post(served, PATHS[dialect], **write([user('Where?')], fields))
+        output.add(read(reply)['content'])
+        prompts.add(tuple(reply['prompt_token_ids']))
+    texts = {one.rpartition('</think>')[2] for one in greedy | output}  # without its thought
     assert len(texts) == len(prompts) == 1
     counted = FORMATS['messages'][0]([user('Where?')], {'model': 'm'})
-    counted = posted(served, 'messages/count_tokens', **counted)
+    counted = post(served, 'messages/count_tokens', **counted)
     assert counted['input_tokens'] == len(prompts.pop())
-    drawn = [answered(served, temperature=2, seed=seed) for seed in (5, 6, 7, 5, 6, 7)]
+    drawn = [served_answer(served, temperature=2, seed=seed) for seed in (5, 6, 7, 5, 6, 7)]
     assert drawn[:3] == drawn[3:] and len(set(drawn)) > 1
     for field, value in (('top_k', 5), ('tool_choice', 'required'), ('top_logprobs', 3)):
         assert rejected(served, **{field: value})['param'] == field
@@ -107,13 +107,13 @@ def user(text):
     return {'role': 'user', 'content': text}
 
 
-def asked(desk, messages):
+def desk_answer(desk, messages):
     body = json.loads(desk.ask(json.dumps({'messages': messages}).encode(), False))
     return body['choices'][0]['message']['content']
 
 
-def play(desk, slots, *, go=None, said='a'):
-    """Slots that give every client the same answer; go: each answer waits for it."""
+def play(desk, slots, *, go=None, text='a'):
+    """Slots that give every client the same answer; go: an event that each answer waits for."""
 
     def one():
         client, reply = serve_policy.Client(desk), None
@@ -122,7 +122,7 @@ def play(desk, slots, *, go=None, said='a'):
                 client.reset(0)
             if go is not None:
                 go.wait()
-            reply = client.step(Answer(said))
+            reply = client.step(Answer(text))
 
     for _ in range(slots):
         threading.Thread(target=one, daemon=True).start()
@@ -134,18 +134,18 @@ def test_parallel_continuations_of_a_conversation_are_all_answered():
     play(desk, 4, go=go)
     go.set()
     history = [user('Where?')]
-    history += [{'role': 'assistant', 'content': asked(desk, history)}, user('And now?')]
+    history += [{'role': 'assistant', 'content': desk_answer(desk, history)}, user('And now?')]
     go.clear()
     with ThreadPoolExecutor(3) as pool:
-        said = [pool.submit(asked, desk, history) for _ in range(3)]
+        answers = [pool.submit(desk_answer, desk, history) for _ in range(3)]
         until(lambda: len(desk.asking) == 3)
         go.set()
-        assert [one.result(60) for one in said] == ['a'] * 3
+        assert [one.result(60) for one in answers] == ['a'] * 3
     assert len(desk.open) == 3 and not desk.asking
-    assert asked(desk, [user('Who?')]) == 'a'
+    assert desk_answer(desk, [user('Who?')]) == 'a'
 
 
-def test_a_request_that_is_sent_again_is_answered_once_by_the_same_answer():
+def test_a_repeated_request_returns_the_first_answer():
     """Each retry was a new conversation, and the first answer was discarded."""
     desk, go = serve_policy.Desk(2, ()), threading.Event()
     play(desk, 1, go=go)
@@ -164,20 +164,20 @@ def test_a_response_continues_an_earlier_one_in_its_conversation():
     desk = serve_policy.Desk(2, ())
     play(desk, 2)
 
-    def responded(**fields):
+    def respond(**fields):
         raw = json.dumps({'model': 'm'} | fields).encode()
         return json.loads(desk.ask(raw, dialect='responses'))['id']
 
-    first = responded(input='Where?')
-    responded(input='Who?')
-    responded(input='And now?', previous_response_id=first)
+    first = respond(input='Where?')
+    respond(input='Who?')
+    respond(input='And now?', previous_response_id=first)
     assert len(desk.open) == 2
-    with pytest.raises(Refused, match='not one of') as refused:
-        responded(input='And now?', previous_response_id='resp_other')
-    assert refused.value.param == 'previous_response_id'
+    with pytest.raises(Refused, match='not one of') as error:
+        respond(input='And now?', previous_response_id='resp_other')
+    assert error.value.param == 'previous_response_id'
 
 
-def test_messages_that_cannot_be_read_are_refused_with_the_reason_and_cost_no_slot():
+def test_unreadable_messages_are_rejected_with_the_reason_and_use_no_slot():
     def read(observation):
         if 'tools' in str(observation):
             raise ValueError('the chat template of x knows no tools')
@@ -185,29 +185,29 @@ def test_messages_that_cannot_be_read_are_refused_with_the_reason_and_cost_no_sl
     desk = serve_policy.Desk(1, (), read=read)
     play(desk, 1)
     history = [user('Where?')]
-    history.append({'role': 'assistant', 'content': asked(desk, history)})
+    history.append({'role': 'assistant', 'content': desk_answer(desk, history)})
     for messages in ([user('tools')], [*history, user('tools')], [user('tools')]):
-        with pytest.raises(Refused, match='knows no tools') as refused:
-            asked(desk, messages)
-        assert (refused.value.status, refused.value.code) == (400, 'unsupported_messages')
-    assert asked(desk, [user('Who?')]) == 'a' and len(desk.open) == 1
+        with pytest.raises(Refused, match='knows no tools') as error:
+            desk_answer(desk, messages)
+        assert (error.value.status, error.value.code) == (400, 'unsupported_messages')
+    assert desk_answer(desk, [user('Who?')]) == 'a' and len(desk.open) == 1
 
 
-def test_a_world_at_fault_leaves_nobody_waiting():
+def test_a_failed_world_leaves_no_client_waiting():
     desk = serve_policy.Desk(1, ())
     client = serve_policy.Client(desk)
     client.close()
     with ThreadPoolExecutor(1) as pool:
-        said = pool.submit(asked, desk, [user('Where?')])
+        answer = pool.submit(desk_answer, desk, [user('Where?')])
         client.reset(0)
         client.close()
         with pytest.raises(Refused, match='over'):
-            said.result(60)
+            answer.result(60)
     assert not desk.open
 
 
 @pytest.mark.soak
-def test_stop_strings_and_thoughts_are_those_of_the_run():
+def test_stop_strings_and_thoughts_match_the_run():
     """Answers continued after the run's stop strings, and contexts kept thoughts that it drops."""
     changes = {'harness.branches': 2, 'harness.thoughts': 'drop', 'hosts.stop': ('END',)}
     cfg = read_config(micro_runs.plain('harness', **RUN | changes), None)
@@ -216,7 +216,7 @@ def test_stop_strings_and_thoughts_are_those_of_the_run():
     history = [user('Where?')]
     for drops, conversations in ((True, 2), (False, 1)):
         desk = serve_policy.Desk(4, (), drops=drops)
-        play(desk, 4, said='<think>x</think>a')
-        answer = {'role': 'assistant', 'content': asked(desk, history)}
-        asked(desk, [*history, answer, user('And now?')])
+        play(desk, 4, text='<think>x</think>a')
+        answer = {'role': 'assistant', 'content': desk_answer(desk, history)}
+        desk_answer(desk, [*history, answer, user('And now?')])
         assert len(desk.open) == conversations

@@ -37,8 +37,8 @@ def answers_of(row, mask):
     return [row[start:end] for start, end in inside.reshape(-1, 2)]
 
 
-def number_of_answers(shown):
-    rows = zip(shown.tokens, shown.mask, strict=True)
+def number_of_answers(data):
+    rows = zip(data.tokens, data.mask, strict=True)
     return np.array([len(answers_of(row, mask)) for row, mask in rows])
 
 
@@ -56,9 +56,9 @@ def expected_mask(row, used):
 
 
 @each_world
-def test_trained_are_exactly_the_answers_and_their_ends(name):
-    shown = demonstrate(name, 0.5)
-    for row, attention, mask in zip(shown.tokens, shown.attention_mask, shown.mask, strict=True):
+def test_exactly_the_answers_and_their_ends_are_trained(name):
+    data = demonstrate(name, 0.5)
+    for row, attention, mask in zip(data.tokens, data.attention_mask, data.mask, strict=True):
         used = attention.sum()
         np.testing.assert_array_equal(attention, np.arange(len(row)) < used)
         np.testing.assert_array_equal(mask, expected_mask(row, used))
@@ -69,34 +69,34 @@ def test_trained_are_exactly_the_answers_and_their_ends(name):
 
 @each_world
 def test_demonstrated_answers_parse_back_into_legal_actions(name):
-    shown, env = demonstrate(name, 0.5), tiny.environment(name)[0]
+    data, env = demonstrate(name, 0.5), tiny.environment(name)[0]
     lengths = set()
-    for row, mask in zip(shown.tokens, shown.mask, strict=True):
+    for row, mask in zip(data.tokens, data.mask, strict=True):
         for ids in answers_of(row, mask):
-            said = tiny.tokenizer().decode_bytes(ids[:-1])
-            matched, parts = parse_answer(said, env.ACTION_NAMES, max_actions=9, opening='<think>')
+            text = tiny.tokenizer().decode_bytes(ids[:-1])
+            matched, parts = parse_answer(text, env.ACTION_NAMES, max_actions=9, opening='<think>')
             names = [env.ACTION_NAMES[i] for i in parts if i != -2]
             assert matched and 1 <= len(names) <= 3 and -1 not in parts
-            assert said.decode() == f'</think><answer>{" || ".join(names)}</answer>'
+            assert text.decode() == f'</think><answer>{" || ".join(names)}</answer>'
             lengths.add(len(names))
     assert lengths == {1, 2, 3}
 
 
-def by_the_oracle(task, seed=0, episodes=24, **changes):
+def oracle_demonstrations(task, seed=0, episodes=24, **changes):
 
     def expert(states, used):
         return task.env.plans(states, used, task.max_actions_per_episode, task.env_params)
 
     sizes = dict(seed=seed, episodes=episodes, oracle=1.0, max_tokens=400)
-    shown = demonstrations.demonstrate(task, tiny.tokenizer(), expert, **sizes | changes)
-    return jax.device_get(shown)
+    data = demonstrations.demonstrate(task, tiny.tokenizer(), expert, **sizes | changes)
+    return jax.device_get(data)
 
 
 def test_a_demonstration_ends_before_the_turn_that_does_not_fit():
     """The longest first turn fits, then all turns up to the budget, without changes."""
     task = tiny.task('frozen_lake')
 
-    def shown(budget):
+    def random_play(budget):
         def expert(states, used):
             return [[] for _ in used]
 
@@ -105,10 +105,10 @@ def test_a_demonstration_ends_before_the_turn_that_does_not_fit():
             demonstrations.demonstrate(task, tiny.tokenizer(), expert, **settings)
         )
 
-    free = shown(400)
+    free = random_play(400)
     ends = [np.flatnonzero(np.diff(np.append(mask, False).astype(int)) == -1) for mask in free.mask]
     budget = max(int(row[0]) for row in ends) + 1
-    tight = shown(budget)
+    tight = random_play(budget)
     assert tight.tokens.shape[1] <= budget
     for b, row in enumerate(ends):
         used = int(row[row < budget][-1]) + 1
@@ -117,18 +117,18 @@ def test_a_demonstration_ends_before_the_turn_that_does_not_fit():
     assert (number_of_answers(tight) < number_of_answers(free)).sum() > 5
 
 
-def test_thoughts_name_what_the_expert_would_do_from_there():
+def test_thoughts_contain_the_next_actions_of_the_expert():
     task = tiny.task('frozen_lake')
 
-    def said(**changes):
-        shown = by_the_oracle(task, thoughts=True, **changes)
+    def turns_of(**changes):
+        data = oracle_demonstrations(task, thoughts=True, **changes)
         decode = tiny.tokenizer().decode
         return [
             [decode(ids[:-1].tolist()).split('</think><answer>') for ids in answers_of(row, mask)]
-            for row, mask in zip(shown.tokens, shown.mask, strict=True)
+            for row, mask in zip(data.tokens, data.mask, strict=True)
         ]
 
-    best, random = said(), said(oracle=0.0)
+    best, random = turns_of(), turns_of(oracle=0.0)
     for (thought, answer), *_ in best:
         assert thought and f'{thought}</answer>'.startswith(answer.removesuffix('</answer>'))
     assert [turns[0][0] for turns in random] == [turns[0][0] for turns in best]
@@ -147,7 +147,7 @@ def test_plans_are_mixed_turn_by_turn():
     assert stuck[0]  # no solution: random play
 
 
-def test_random_plans_are_drawn_from_what_is_on_offer():
+def test_random_plans_contain_only_offered_actions():
     rng, offered = np.random.default_rng(0), np.array([[True, False, True], [False, True, False]])
     plans = demonstrations.mixed_plans(
         rng, [[1], [0]] * 200, oracle=0.0, per_turn=2, names=3, offered=np.tile(offered, (200, 1))
@@ -161,25 +161,25 @@ def test_cloning_lowers_the_loss_and_learns_the_format():
     # Starts at log 576 = 6.36, the loss of a uniform policy over the vocabulary
     assert abs(measured[0] - np.log(tiny.config().vocab_size)) < 0.5
     assert measured[-1] < 1.0 and np.isfinite(measured).all()
-    shown = tiny.demonstrations('frozen_lake')
-    logprobs, _ = tiny.score()(params, shown.tokens, shown.attention_mask)
-    ends = shown.mask & (shown.tokens == END)
+    data = tiny.demonstrations('frozen_lake')
+    logprobs, _ = tiny.score()(params, data.tokens, data.attention_mask)
+    ends = data.mask & (data.tokens == END)
     assert float(jnp.mean(jnp.exp(logprobs), where=ends)) > 0.5
 
 
 def test_the_loss_is_the_mean_over_answer_tokens_only():
     """Compared with a plain sum; tokens after the end and prompt tokens do not count."""
-    shown = jax.tree.map(lambda x: x[:4], tiny.demonstrations('frozen_lake'))
+    data = jax.tree.map(lambda x: x[:4], tiny.demonstrations('frozen_lake'))
     params = tiny.untrained()
     head = losses.HeadSettings(chunk_size=64)
     loss = jax.jit(functools.partial(clone.clone_loss, fns=FNS, head=head))
-    logprobs, _ = tiny.score()(params, shown.tokens, shown.attention_mask)
-    total = [logprobs[b, t] for b, t in np.argwhere(np.asarray(shown.mask))]
-    assert float(loss(params, shown)) == pytest.approx(-float(sum(total)) / len(total), rel=1e-5)
-    other = jnp.where(shown.attention_mask, shown.tokens, 7)
-    assert float(loss(params, shown.replace(tokens=other))) == float(loss(params, shown))
-    positions = positions_of(shown.attention_mask)
-    assert int(positions.max()) == int(shown.attention_mask.sum(1).max()) - 1
+    logprobs, _ = tiny.score()(params, data.tokens, data.attention_mask)
+    total = [logprobs[b, t] for b, t in np.argwhere(np.asarray(data.mask))]
+    assert float(loss(params, data)) == pytest.approx(-float(sum(total)) / len(total), rel=1e-5)
+    other = jnp.where(data.attention_mask, data.tokens, 7)
+    assert float(loss(params, data.replace(tokens=other))) == float(loss(params, data))
+    positions = positions_of(data.attention_mask)
+    assert int(positions.max()) == int(data.attention_mask.sum(1).max()) - 1
 
 
 def assert_close(a, b):
@@ -206,19 +206,19 @@ def test_cloning_from_cut_rows_gives_the_same_policy():
     assert_close(cloned(), cloned(slices=Slices(4, None, 4)))
 
 
-def test_the_head_of_a_clone_is_for_answers_alone():
+def test_the_head_of_a_clone_is_computed_only_for_answers():
     """It was also computed for every prompt token."""
     rows = jax.tree.map(lambda x: x[:4], tiny.demonstrations('frozen_lake'))
-    most = int(rows.mask.sum(1).max())
-    assert most < rows.tokens.shape[1] / 2
+    longest = int(rows.mask.sum(1).max())
+    assert longest < rows.tokens.shape[1] / 2
 
-    def found(row_tokens):
+    def loss_and_gradient(row_tokens):
         head = losses.HeadSettings(chunk_size=4096, row_tokens=row_tokens)
         loss = functools.partial(clone.clone_loss, fns=FNS, head=head)
         return jax.jit(jax.value_and_grad(loss))(tiny.untrained(), rows)
 
-    assert_close(found(None), found(most))
-    assert not np.isfinite(found(most - 1)[0])  # a missing token is detected
+    assert_close(loss_and_gradient(None), loss_and_gradient(longest))
+    assert not np.isfinite(loss_and_gradient(longest - 1)[0])  # a missing token is detected
 
 
 @pytest.mark.soak

@@ -32,19 +32,19 @@ def config_file(name):
 
 
 def trace(cfg, *, with_rollout):
-    """Shapes of one full cycle of a config; nothing is computed or compiled."""
+    """Trace one full cycle of a config; nothing is computed or compiled."""
     cfg = read_config(cfg, None)
     mesh, tokenizer = parts.build_mesh(cfg), loading.build_tokenizer(cfg)
-    found = []
+    models = []
 
     def init():
         config, params = loading.build_model(cfg, tokenizer, mesh)
-        found.append(config)
+        models.append(config)
         return params
 
     params = jax.eval_shape(init)
     optimizers = parts.build_optimisers(cfg)
-    run = types.SimpleNamespace(config=cfg, model=found[0], mesh=mesh, optimizers=optimizers)
+    run = types.SimpleNamespace(config=cfg, model=models[0], mesh=mesh, optimizers=optimizers)
     state = jax.eval_shape(functools.partial(start.start_state, run), params)
     base = params if cfg.lora.rank else {}
     reference = run_params.policy_of(state.params, {}) if cfg.algorithm.uses_reference else None
@@ -70,18 +70,18 @@ def trace(cfg, *, with_rollout):
             out = out.replace(allowed=jax.ShapeDtypeStruct(shape, jnp.uint32))
         each = (member.rollout.episodes for member in cfg.members)
         listed = tuple(Episodes(*[jax.ShapeDtypeStruct((n,), jnp.int32)] * 3) for n in each)
-        model = dataclasses.replace(found[0], dtype='float32')  # no compiler options in eval_shape
+        model = dataclasses.replace(models[0], dtype='float32')  # no compiler options in eval_shape
         programs = build_module.build_rollout_programs(cfg, mesh, model, tasks, {})
         key = jax.eval_shape(lambda: jax.random.key(0))
         policy = run_params.policy_of(state.params, base)
-        made, _ = jax.eval_shape(programs['collect'], policy, tasks, listed, key)
-        assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made) == out
-    fns = parts.build_functions(cfg, found[0], mesh)
-    how = build_module.build_update_settings(cfg, mesh, tasks[0])
-    learn = functools.partial(build_module.learn, fns=fns, settings=how)
+        collected, _ = jax.eval_shape(programs['collect'], policy, tasks, listed, key)
+        assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), collected) == out
+    fns = parts.build_functions(cfg, models[0], mesh)
+    update_settings = build_module.build_update_settings(cfg, mesh, tasks[0])
+    learn = functools.partial(build_module.learn, fns=fns, settings=update_settings)
     shape = (cfg.base_rows, cfg.rollout.max_tokens)
-    shown = [jax.ShapeDtypeStruct(shape, kind) for kind in (jnp.int32, bool, bool)]
-    joined = dict(base=Demonstrations(*shown)) if shape[0] else {}
+    columns = [jax.ShapeDtypeStruct(shape, kind) for kind in (jnp.int32, bool, bool)]
+    joined = dict(base=Demonstrations(*columns)) if shape[0] else {}
     frozen = FrozenParams(base, reference)
     after, measured, *_ = jax.eval_shape(learn, state, frozen, out, **joined)
     assert jax.tree.structure(after) == jax.tree.structure(state)
@@ -92,7 +92,7 @@ TRACED = ('demo', 'demo_harness')  # the rest run in `make soak`
 
 
 @pytest.mark.parametrize('name', CONFIGS)
-def test_every_config_is_possible(name):
+def test_every_config_is_valid(name):
     read_config(config_file(name))
 
 
@@ -123,7 +123,7 @@ def test_levels_are_drawn_without_repetition_and_by_step():
     assert many.level.shape == (5,) and set(many.level.tolist()) <= {0, 1}
 
 
-def test_validation_plays_every_level_and_counts_no_filling():
+def test_validation_plays_every_level_and_ignores_filler_rows():
     """12 episodes over a pool of 5 on 8 shards: 16 rows, each level two or three times in 12."""
     listed = every_level(12, 5, 8)
     assert listed.level.shape == (16,)

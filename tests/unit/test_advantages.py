@@ -203,7 +203,7 @@ def test_turn_wise_gae_by_hand():
     np.testing.assert_allclose(out, [[0, 0, 0, 0.75, 0.75]], atol=1e-7)
 
 
-def test_a_faulty_episode_leaves_the_baseline():
+def test_a_faulty_episode_is_excluded_from_the_baseline():
     # (1, faulty, 6): mean 3.5, std 5 / sqrt(2)
     returns, healthy = jnp.array([1.0, jnp.nan, 6.0]), jnp.array([True, False, True])
     for norm, want in (('mean', [-2.5, 0, 2.5]), ('leave_one_out', [-5, 0, 5])):
@@ -282,7 +282,7 @@ def test_the_order_of_summation_is_not_a_signal_at_any_magnitude(order):
         assert np.asarray(out).any()
 
 
-def test_a_return_that_cancels_is_compared_at_the_size_of_its_terms():
+def test_a_return_that_cancels_is_compared_at_the_scale_of_its_terms():
     rows = np.array([[1000, -1000, 0.1], [0.1, 1000, -1000], [1000, 0.1, -1000]], np.float32)
     returns, scale = np.cumsum(rows, axis=1, dtype=np.float32)[:, -1], np.abs(rows).sum(1)
     kwargs = dict(group_size=3, norm='std', healthy=np.ones(3, bool))
@@ -332,7 +332,7 @@ def test_whitening_uses_the_statistics_of_its_second_mask():
 
 
 @pytest.mark.parametrize('value, tokens', [(-0.1, 48), (7.7, 97)])
-def test_whitening_equal_values_leaves_exactly_nothing(value, tokens):
+def test_whitening_equal_values_gives_exactly_zero(value, tokens):
     """Rounding (1e-8 in the mean of -0.1s) was amplified by 1 / sqrt(1e-8) = 1e4."""
     x = jnp.full((1, tokens), value).at[0, 1].add(3e-7 * value)
     mask = jnp.ones_like(x, bool)
@@ -393,7 +393,7 @@ def test_bi_level_gae_with_both_levels_merged_is_gae():
 
 
 @pytest.mark.parametrize('poison', [np.nan, np.inf])
-def test_poison_off_the_mask_changes_no_advantage(poison):
+def test_poison_outside_the_mask_changes_no_advantage(poison):
     rng = np.random.default_rng(4)
     mask, turn = episode_layout(rng, 4, 20, 3)
     rewards, values = rng.normal(size=(2, 4, 20)).astype(np.float32)

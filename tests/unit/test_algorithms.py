@@ -90,7 +90,7 @@ def test_ppo_episode_placement_and_values_by_hand():
     np.testing.assert_allclose(batch_of(how, rollout, 2).advantages[:, 1], [1.25, -1.25])
 
 
-def test_ppo_whitens_over_trained_tokens_of_healthy_kept_episodes():
+def test_ppo_whitens_over_trained_tokens_of_healthy_selected_episodes():
     rollout = toy.random_rollout(0, faulty=(2,))
     batch = batch_of(PPO(), rollout, 4, toy.scores_of(rollout), keep=jnp.arange(8) != 5)
     values = np.asarray(batch.advantages)[np.asarray(batch.mask)]
@@ -112,7 +112,7 @@ def test_ppo_turn_estimator_trains_values_at_turn_ends_only():
 
 
 @pytest.mark.parametrize('estimator', ['turn', 'bi_level'])
-def test_the_kl_of_inner_tokens_reaches_every_turn_before_it(estimator):
+def test_the_kl_of_inner_tokens_reaches_every_earlier_turn(estimator):
     """Only the KL of a turn's last token did: 1000 nats on other tokens changed nothing else."""
     rollout = toy.rollout_of([[(1, 2), (1, 2)]], [[0.5, 1.0]], length=6)
     scores = toy.zero_scores(rollout).replace(old_logprobs=jnp.array([[9.0, 0, 0, 9, 1000, 0]]))
@@ -125,7 +125,7 @@ def test_the_kl_of_inner_tokens_reaches_every_turn_before_it(estimator):
 
 
 @pytest.mark.parametrize('estimator', ['token', 'turn', 'bi_level'])
-def test_an_episode_cut_by_a_budget_goes_on_with_the_value_after_it_if_asked(estimator):
+def test_bootstrap_truncated_adds_the_value_after_an_exhausted_budget(estimator):
     # row 0: two turns and a goal; row 1: one turn, then the turn budget ends. Rewards 1 2 | .5,
     # values 0, after the tokens at t = 2 of row 0: .25, and of row 1: 4
     rollout = toy.rollout_of([[(1, 2), (1, 2)], [(1, 2)]], [[1.0, 2], [0.5, 0]], length=6)
@@ -134,8 +134,8 @@ def test_an_episode_cut_by_a_budget_goes_on_with_the_value_after_it_if_asked(est
     after = jnp.zeros((2, 6)).at[0, 2].set(0.25).at[0, 5].set(9).at[1, 2].set(4)
     scores = toy.zero_scores(rollout).replace(next_values=after)
     plain = PPO(whiten=False, estimator=estimator)
-    asked = dataclasses.replace(plain, bootstrap_truncated=True)
-    over, cut = (batch_of(how, rollout, 2, scores) for how in (plain, asked))
+    bootstrapped = dataclasses.replace(plain, bootstrap_truncated=True)
+    over, cut = (batch_of(how, rollout, 2, scores) for how in (plain, bootstrapped))
     np.testing.assert_allclose(over.advantages, [[0, 3, 3, 0, 2, 2], [0, 0.5, 0.5, 0, 0, 0]])
     np.testing.assert_allclose(cut.advantages, [[0, 3, 3, 0, 2, 2], [0, 4.5, 4.5, 0, 0, 0]])
     # at t = 3 the critic's target is the return of the next turn; none after the last turns
@@ -143,13 +143,13 @@ def test_an_episode_cut_by_a_budget_goes_on_with_the_value_after_it_if_asked(est
     assert cut.returns[0, 3] == 2 and cut.old_values[0, 3] == 0.25
     for stop in (EpisodeStop.ACTION_BUDGET, EpisodeStop.TERMINATED):
         other = rollout.replace(episode_stop=jnp.full(2, stop))
-        assert batch_of(asked, other, 2, scores).advantages[1, 2] == 0.5
+        assert batch_of(bootstrapped, other, 2, scores).advantages[1, 2] == 0.5
     gamma = 'gamma' if estimator == 'token' else 'turn_gamma'
-    half = batch_of(dataclasses.replace(asked, **{gamma: 0.5}), rollout, 2, scores)
+    half = batch_of(dataclasses.replace(bootstrapped, **{gamma: 0.5}), rollout, 2, scores)
     assert half.advantages[1, 2] == 0.5 + 0.5 * 4
 
 
-def test_values_after_tokens_are_those_before_the_next_ones():
+def test_next_values_equal_the_values_of_the_next_tokens():
     rollout, params = toy.random_rollout(4), toy.toy_params(0)
     scores = score.score(
         params,
@@ -179,7 +179,7 @@ def test_grpo_by_hand():
     assert not batch.value_mask.any() and not batch.returns.any()
 
 
-def test_grpo_counts_format_penalties_and_leaves_faulty_episodes_out():
+def test_grpo_counts_format_penalties_and_excludes_faulty_episodes():
     rollout = one_turn_group([1.0, 1, 50], penalties=[[-1], [0], [0]], faulty=(2,))
     # healthy returns 0 and 1
     want = [-(0.5**0.5), 0.5**0.5, 0]
@@ -266,17 +266,17 @@ def test_mt_grpo_places_turn_advantages_on_tokens():
     np.testing.assert_allclose(batch.advantages, want, atol=2e-5)
 
 
-def test_mt_grpo_knows_four_kinds_of_outcome():
+def test_mt_grpo_has_four_kinds_of_outcome():
     rollout = two_episodes(penalties=[[0, -0.1], [0, 0]])
     ends = jnp.array([EpisodeStop.TERMINATED, EpisodeStop.TURN_BUDGET])
     rollout = rollout.replace(success=jnp.array([True, False]), episode_stop=ends)
-    wanted = {
+    expected = {
         'success': ([[0.5, 0.9], [-1, 0]], [1, 0]),
         'return': ([[0.5, 0.9], [-1, 0]], [1.4, -1]),
         'final': ([[0.5, 0], [0, 0]], [0.9, -1]),  # row 1: the outcome is the only reward
         'answer': ([[0.5, 0], [-1, 0]], [0.9, 0]),  # row 1 has no answer
     }
-    for outcome, want in wanted.items():
+    for outcome, want in expected.items():
         for x, y in zip(split_rewards(rollout, outcome), want, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-6)
 
@@ -337,9 +337,9 @@ def test_cispo_by_hand():
     np.testing.assert_allclose(loss_of(how, logp, batch), want, rtol=1e-5)
     gradient = gradient_of(how, logp, batch)
     np.testing.assert_allclose(gradient, [[0, -2.56, 0.8, 0, -np.exp(0.1), 0]], rtol=1e-5)
-    found = how.clipped(logp, batch)  # weights for both signs of the advantage
-    assert np.flatnonzero(found['policy/clip_frac_high']).tolist() == [1]
-    assert np.flatnonzero(found['policy/clip_frac_low']).tolist() == [2]
+    clipped = how.clipped(logp, batch)  # weights for both signs of the advantage
+    assert np.flatnonzero(clipped['policy/clip_frac_high']).tolist() == [1]
+    assert np.flatnonzero(clipped['policy/clip_frac_low']).tolist() == [2]
 
 
 def test_sapo_by_hand():
@@ -380,12 +380,12 @@ def test_dppo_by_hand():
         np.testing.assert_allclose(loss_of(how, logp, batch), want, rtol=1e-4, atol=1e-6)
         gradient = gradient_of(how, logp, batch)
         assert set(np.flatnonzero(gradient)) == {1, 2, 4} - set(dropped)
-        found = how.clipped(logp, batch)
-        assert np.flatnonzero(found['policy/clip_frac_high']).tolist() == dropped[:1]
-        assert np.flatnonzero(found['policy/clip_frac_low']).tolist() == dropped[1:]
+        clipped = how.clipped(logp, batch)
+        assert np.flatnonzero(clipped['policy/clip_frac_high']).tolist() == dropped[:1]
+        assert np.flatnonzero(clipped['policy/clip_frac_low']).tolist() == dropped[1:]
 
 
-def test_maxrl_weighs_groups_by_how_seldom_they_succeed():
+def test_maxrl_gives_more_weight_to_groups_that_rarely_succeed():
     rollout = one_turn_group([1.0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, -1, -1, 0, 1])
     advantages = batch_of(MaxRL(), rollout, 4).advantages[:, 1]
     want = [3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, 0, 0, 0, 0, 0, 0, 0, 0]
@@ -408,7 +408,7 @@ EVERY = pytest.mark.parametrize('how', [cls() for cls in ALGORITHMS.values()], i
 RATIOS = [cls for cls in ALGORITHMS.values() if hasattr(cls(), 'clip')]
 
 
-COMPARE_EPISODES = [  # not GDPO, which compares rewards and penalties apart
+COMPARE_EPISODES = [  # not GDPO, which compares rewards and penalties separately
     *(
         cls()
         for cls in ALGORITHMS.values()
@@ -436,11 +436,11 @@ def test_rewards_that_differ_by_rounding_train_nothing(how):
         # a thousandth of all terms is a signal, also in the filter and the metrics
         better = rollout.replace(rewards=rollout.rewards.at[4].mul(1.002))
         assert np.asarray(batch_of(how, better, 4).advantages)[4].any()
-        for played, varied in ((rollout, [False, False]), (better, [False, True])):
+        for episodes, varied in ((rollout, [False, False]), (better, [False, True])):
             for rule in (Filter('varied'), Filter('min_p', p=0.0), Filter('top_p', p=1.0)):
-                _, rows = rule.keep_rows(played, groups=2, group_size=4)
+                _, rows = rule.keep_rows(episodes, groups=2, group_size=4)
                 np.testing.assert_array_equal(rows, np.repeat(varied, 4))
-            measured = metrics.rollout_metrics(played, group_size=4)
+            measured = metrics.rollout_metrics(episodes, group_size=4)
             assert measured['group/zero_std_frac'] == 1 - np.mean(varied)
 
 
@@ -457,7 +457,7 @@ def test_a_reward_on_the_last_turn_reaches_its_action_tokens(how):
 
 
 @EVERY
-def test_permuting_groups_permutes_the_batch_and_dropping_them_is_weighing_them_zero(how):
+def test_permuting_groups_permutes_the_batch_and_dropping_equals_zero_weight(how):
     rollout = toy.random_rollout(3, rows=12, faulty=(1,))
     scores = toy.scores_of(rollout)
     every = np.ones(12, bool)
@@ -481,22 +481,22 @@ def test_advantages_do_not_depend_on_the_number_of_rows_of_an_episode(how):
     rollout = toy.random_rollout(4, turns=4, length=24, faulty=(1,))
     scores = toy.scores_of(rollout)
     branch = jnp.asarray(np.random.default_rng(0).integers(0, 3, rollout.rewards.shape), jnp.int32)
-    whole = batch_of(how, rollout, 4, scores)
+    single = batch_of(how, rollout, 4, scores)
     several = batch_of(how, rollout.replace(branch=branch), 4, scores)
-    jax.tree.map(np.testing.assert_array_equal, whole, several)
+    jax.tree.map(np.testing.assert_array_equal, single, several)
     mask, back = map(np.asarray, trained_in_rows(several, rollout.replace(branch=branch)))
-    expected = np.asarray(whole.mask)
+    expected = np.asarray(single.mask)
     assert mask.sum() == expected.sum() and mask.any(1).sum() > expected.any(1).sum()
-    np.testing.assert_array_equal(back, np.where(expected, whole.advantages, 0.0))
+    np.testing.assert_array_equal(back, np.where(expected, single.advantages, 0.0))
 
 
 @jax.jit
 def trained_in_rows(batch, rollout):
     """Return the mask of one row per conversation, and advantages of one row per episode."""
-    found = windows.ConversationSpec(3, 0).windows(rollout)
-    rows = windows.split_batch(batch, found)
+    conversations = windows.ConversationSpec(3, 0).windows(rollout)
+    rows = windows.split_batch(batch, conversations)
     trained = jnp.where(rows.mask, rows.advantages, 0.0)
-    return rows.mask, windows.scatter_back(trained, found, rollout.tokens.shape[1])
+    return rows.mask, windows.scatter_back(trained, conversations, rollout.tokens.shape[1])
 
 
 def moved_by(rows, rollout, scores):
@@ -542,7 +542,7 @@ def test_first_gradient_is_the_policy_gradient(cls):
 @pytest.mark.parametrize(
     'cls', [cls for cls in RATIOS if isinstance(cls().clip, Clip) and cls is not OPD]
 )
-def test_clip_metrics_are_of_the_tokens_that_lose_their_gradient(cls):
+def test_clip_metrics_count_the_tokens_that_lose_their_gradient(cls):
     """They used token ratios for every algorithm: 26 % clipped at sequence ratios of exactly 1."""
     rollout, how = toy.random_rollout(8), cls(clip=Clip(0.2, 0.28, 3.0))
     batch = batch_of(how, rollout, 4, toy.scores_of(rollout))
@@ -550,13 +550,13 @@ def test_clip_metrics_are_of_the_tokens_that_lose_their_gradient(cls):
     logprobs = batch.old_logprobs + jnp.asarray(noise, jnp.float32)
     gradient = gradient_of(how, logprobs, batch)
     flat = batch.mask & (batch.advantages != 0) & (gradient == 0)
-    found = functools.reduce(jnp.logical_or, how.clipped(logprobs, batch).values())
+    clipped = functools.reduce(jnp.logical_or, how.clipped(logprobs, batch).values())
     assert flat.any() and (~flat & batch.mask).any()
-    np.testing.assert_array_equal(found & batch.mask, flat)
+    np.testing.assert_array_equal(clipped & batch.mask, flat)
 
 
 @pytest.mark.soak
-def test_sequences_of_ratio_one_are_not_clipped_whatever_their_tokens_do():
+def test_sequences_of_ratio_one_are_not_clipped_for_any_token_ratios():
     batch = ratio_batch(1.0)
     logprobs = jnp.array([[0, 0.5, -0.5, 0, 0.0, 0]])  # mean 0 over the row and over each turn
     for how in (GSPO(), GSPOTurn()):

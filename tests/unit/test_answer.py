@@ -168,7 +168,7 @@ def test_answers_by_hand():
     assert parts_of(more, max_actions=3) == [0, -2, -2]
 
 
-def test_a_token_may_finish_a_separator_and_hold_another():
+def test_a_token_may_finish_a_separator_and_contain_another():
     """'| b ||' raised IndexError: after a bar it ends two parts, but only one was counted."""
     pieces = [bytes([byte]) for byte in range(128)] + [b'a |', b'| b ||', b'|||', b'|| ||||']
     names = ['a', 'b', 'a|']
@@ -186,7 +186,7 @@ def test_a_token_may_finish_a_separator_and_hold_another():
             assert (bool(matched[0]), parts[0].tolist()) == want, text
 
 
-def test_marks_inside_an_answer_vanish_before_it_is_split():
+def test_marks_inside_an_answer_are_removed_before_it_is_split():
     # Removing a mark may join bars or letters; the joined text is not searched for marks again.
     assert parts_of(f'{OPEN}U<think>p</answer>') == [0, -2, -2, -2, -2]
     assert parts_of(f'{OPEN}Up|<|im_end|>|Down</answer>') == [0, 1, -2, -2, -2]
@@ -196,7 +196,7 @@ def test_marks_inside_an_answer_vanish_before_it_is_split():
     assert parts_of(f'{OPEN}Up</ans<think>wer></answer>') == [-1, -2, -2, -2, -2]
 
 
-def test_names_may_hold_spaces_bars_and_other_letters():
+def test_names_may_contain_spaces_bars_and_other_letters():
     text = f'{OPEN}TURN || turn left||turn  left||turn left  ||go A|B||ÜBER||über</answer>'
     # 'turn' 1, 'turn left' 0, two spaces unknown, trailing space is stripped, only ASCII folds
     assert parts_of(text, names=SPACED, max_actions=7) == [1, 0, -1, 0, 3, 4, -1]
@@ -208,12 +208,12 @@ def test_names_may_hold_spaces_bars_and_other_letters():
     [['Up', 'UP'], ['a||b'], [' up'], [''], ['<up>'], [f'{n:04}' for n in range(8000)]],
     ids=lambda names: names[0],
 )
-def test_names_that_cannot_be_told_apart_are_rejected(names):
+def test_ambiguous_or_unusable_names_are_rejected(names):
     with pytest.raises(ValueError):
         answer.build_answer_table([b'a'], names, max_actions=1, opening='<think>')
 
 
-def test_names_that_begin_alike_may_be_long_and_many():
+def test_names_with_a_common_prefix_may_be_long_and_many():
     """A hundred names of a hundred letters: 10,000 letters, but 109 nodes in the tree."""
     names = ['toggle and go through ' + 'a' * 76 + f'{n:02}' for n in range(100)]
     pieces = [bytes([byte]) for byte in range(256)]
@@ -258,7 +258,7 @@ def test_automaton_equals_the_reference_with_many_names(name):
 
 @pytest.mark.soak
 @pytest.mark.parametrize('name', ['demo', 'qwen'])
-def test_every_token_of_the_vocabulary_acts_as_its_bytes(name):
+def test_every_token_of_the_vocabulary_acts_like_its_bytes(name):
     """Tokens are grouped by their effect; each is checked in all relevant positions.
 
     Tokens with a character of a tag or separator are tried in each position, others in one.

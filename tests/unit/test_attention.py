@@ -76,13 +76,13 @@ def ragged_decode(params, config, tokens, lengths, cache_rows, kv_length):
 
 
 @pytest.mark.parametrize('kv_length', [None, 12])
-def test_cached_blocks_and_ragged_decoding_equal_the_whole_forward(kv_length):
+def test_cached_blocks_and_ragged_decoding_equal_the_full_forward(kv_length):
     params = random_params(TINY)
     tokens, positions = rows(TINY)
     lengths, cache_rows = np.array([2, 5, 7]), np.array([4, 0, 2])
-    whole = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
+    full = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
     steps = ragged_decode(params, TINY, np.asarray(tokens), lengths, cache_rows, kv_length)
-    ours, expected = (TINY.logits(params, jnp.asarray(h)) for h in (steps, whole))
+    ours, expected = (TINY.logits(params, jnp.asarray(h)) for h in (steps, full))
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
 
 
@@ -100,7 +100,9 @@ def test_padding_positions_and_rows_write_nothing():
 
 
 @pytest.mark.parametrize('shards', [1, 2, 3])
-def test_attention_by_parts_of_rows_has_the_values_and_gradients_of_the_whole(shards, monkeypatch):
+def test_attention_in_row_slices_has_the_values_and_gradients_of_full_attention(
+    shards, monkeypatch
+):
     # 6 rows, or 3 (2) of each of 2 (3) devices; scores of a row: 4 x 6 heads x 5 x 7
     monkeypatch.setattr(attention, 'SCORE_BYTES', 2 * 4 * 6 * 5 * 7)
     rng = np.random.default_rng(0)
@@ -165,15 +167,15 @@ def test_longer_neighbours_do_not_change_a_row_by_a_bit(queries, monkeypatch):
     np.testing.assert_array_equal(first(4), first(20))
 
 
-def test_observations_in_a_wide_cache_equal_the_whole_forward():
+def test_observations_in_a_wide_cache_equal_the_full_forward():
     # 300 entries are more than 4 blocks of 64, and more than twice the 5 tokens per block
     params, width = random_params(TINY), 300
     tokens, positions = rows(TINY, batch=2, length=10)
-    whole = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
+    full = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
     cache = TINY.init_cache(2, width)
     first, cache = cached(params, TINY, tokens[:, :5], positions[:, :5], cache, None)
     second, _ = cached(params, TINY, tokens[:, 5:], positions[:, 5:], cache, None)
-    np.testing.assert_allclose(jnp.concatenate([first, second], 1), whole, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(jnp.concatenate([first, second], 1), full, rtol=0, atol=1e-5)
 
 
 def decode_loop(params, config, cache, steps):

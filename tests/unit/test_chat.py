@@ -43,30 +43,30 @@ def rendered(tokenizer, messages) -> str:
     return render(tokenizer, messages, template=tokenizer.chat_template or CHATML)
 
 
-def test_turns_are_the_template_s_token_for_token_and_only_append(tokenizer):
+def test_turns_equal_the_template_token_for_token_and_only_append(tokenizer):
     chat = build_chat(tokenizer)
     messages = [message('system', SYSTEM), message('user', USER)]
     ids = chat.episode_prefix(SYSTEM, USER)
     for turn in range(4):
-        whole = rendered(tokenizer, messages)
+        text = rendered(tokenizer, messages)
         for forced in ['', '<think>', '<answer>']:
             opened = [*ids, *chat.answer_open(forced)]
-            assert opened == tokenize(tokenizer, whole + forced)
+            assert opened == tokenize(tokenizer, text + forced)
         ids = [*ids, *chat.answer_open(''), *tokenizer.encode('go Up'), chat.end_id]
         ids += chat.user_open(f'Turn {turn}:\n__P\n')
         messages += [message('assistant', 'go Up'), message('user', f'Turn {turn}:\n__P\n')]
-    assert tokenizer.decode(opened, show_special=True) == whole + '<answer>'
+    assert tokenizer.decode(opened, show_special=True) == text + '<answer>'
 
 
-def test_llama_3_s_pieces_are_its_template_s_but_for_white_space_around_texts():
+def test_llama_3_pieces_equal_its_template_except_for_outer_white_space():
     tokenizer = llama_tokenizer()
     chat = build_chat(tokenizer)
     assert chat.preface == 'Today: 26 Jul 2024\n\n'
     messages = [message('system', SYSTEM.strip()), message('user', USER.strip())]
     pieces = [*chat.episode_prefix(SYSTEM.strip(), USER.strip()), *chat.answer_open('')]
     assert pieces == tokenize(tokenizer, render(tokenizer, messages))
-    kept = [*chat.episode_prefix(SYSTEM, USER), *chat.answer_open('')]
-    assert f'\n\n{USER}<|eot_id|>' in tokenizer.decode(kept, show_special=True)
+    unstripped = [*chat.episode_prefix(SYSTEM, USER), *chat.answer_open('')]
+    assert f'\n\n{USER}<|eot_id|>' in tokenizer.decode(unstripped, show_special=True)
     assert chat.default_prefix('U')[0] == chat.first_id == tokenizer.special('<|begin_of_text|>')
     assert tokenizer.eos_ids[0] == chat.end_id == tokenizer.special('<|eot_id|>')
     assert len(tokenizer.eos_ids) == 3
@@ -83,20 +83,20 @@ OPENS = (
 
 
 @pytest.mark.parametrize('thought', ['<think>\n', '<think>\n\n</think>\n\n'])
-def test_a_template_may_open_the_thought_of_an_answer(thought):
+def test_a_template_may_start_the_thought_of_an_answer(thought):
     """Examples: Qwen3-Thinking, minimind."""
     tokenizer = with_template(OPENS.replace('THOUGHT', repr(thought)))
     chat = build_chat(tokenizer)
     assert chat.forced('') == thought and chat.forced('<answer>') == '<answer>'
     assert chat.forced('<think>') == (thought if '/' not in thought else '<think>')
-    whole = tokenize(tokenizer, render(tokenizer, [message('user', 'U')]))
+    expected = tokenize(tokenizer, render(tokenizer, [message('user', 'U')]))
     talk = Conversation(chat, '', 48)
-    shown = Messages([message('user', 'U')], tools=[], branch=0, opens=True)
-    assert [*talk.messages_prompt(shown).tokens] == whole[1:]
+    messages = Messages([message('user', 'U')], tools=[], branch=0, opens=True)
+    assert [*talk.messages_prompt(messages).tokens] == expected[1:]
     assert talk.prompt('U').tokens[-len(tokenizer.encode(thought)) :] == tokenizer.encode(thought)
     assert talk.said(tokenizer.encode('so')) == f'{thought}so'
     exported = with_template(plain_template('', thought))
-    assert build_chat(exported).opening([message('user', 'U')]) == whole
+    assert build_chat(exported).opening([message('user', 'U')]) == expected
 
 
 @pytest.mark.parametrize('generates', ['', '<think>\n\n</think>\n\n'])
@@ -111,20 +111,20 @@ def test_a_template_may_give_earlier_answers_an_empty_thought(generates):
     assert chat.opening([message('user', 'U')])[-1:] == chat.answer_open(generates)[-1:]
 
 
-def test_a_template_gets_what_transformers_gives_it():
+def test_a_template_gets_the_variables_of_transformers():
     names = '{{ bos_token }}{{ eos_token }}{{ image_token }}{{ mask_token is defined }}'
-    given = '{% if tools is not none or documents is not none %}{{ x() }}{% endif %}'
+    checks = '{% if tools is not none or documents is not none %}{{ x() }}{% endif %}'
     marked = CHATML.replace(
         ' + message.content }}', ' }}{% generation %}{{ message.content }}{% endgeneration %}'
     )
     named = {'bos_token': 'b', 'eos_token': 'e', 'image_token': 'i'}
     messages = [message('user', 'U')]
-    text = rendering.render(given + names + marked, messages, **named)
+    text = rendering.render(checks + names + marked, messages, **named)
     assert text == 'bei' + 'False' + rendering.render(CHATML, messages)
 
 
-def test_a_bos_token_is_in_front_of_chats_whose_template_puts_it_there():
-    """Hermes 2 Pro's does, in ChatML, but it was dropped; SmolLM2's bos_token is <|im_start|>."""
+def test_a_bos_token_starts_chats_only_if_the_template_adds_it():
+    """Hermes 2 Pro's template adds one, but it was dropped; SmolLM2's bos_token is <|im_start|>."""
     tokenizer = with_template('{{ bos_token }}' + CHATML)
     tokenizer.bos = '<|endoftext|>'
     chat, bos = build_chat(tokenizer), tokenizer.special('<|endoftext|>')
@@ -144,14 +144,14 @@ def test_a_bos_token_is_in_front_of_chats_whose_template_puts_it_there():
         build_chat(tokenizer)
 
 
-def test_the_token_that_announces_a_call_is_spelled():
+def test_the_token_that_starts_a_call_is_spelled_out():
     chat = build_chat(llama_tokenizer())
     encode, call = chat.tokenizer.encode, chat.tokenizer.special('<|python_tag|>')
     assert chat.said([*encode('a'), call, *encode('b')]) == 'a<|python_tag|>b'
     assert chat.said([*encode('<|python_tag|>'), chat.end_id]) == '<|python_tag|>'
 
 
-def test_chats_of_no_supported_family_are_rejected():
+def test_chats_of_unsupported_families_are_rejected():
     strange = TEMPLATE.replace("text + '<|eot_id|>'", "text + '<|eom_id|>'")
     for template in (None, '{{ messages }}', strange):
         with pytest.raises(ValueError, match='llama'):
@@ -190,7 +190,7 @@ FORGETS = '{% if messages | length > 2 %}x{% endif %}'  # right for one turn
         "{{ '\\ud800' }}",
     ],
 )
-def test_templates_that_fail_or_word_a_chat_differently_are_rejected(template):
+def test_templates_that_fail_or_render_other_chats_are_rejected(template):
     build_chat(with_template(CHATML))
     tokenizer = with_template(template)
     with pytest.raises(ValueError) as error:
@@ -224,13 +224,13 @@ NEW = {
 @pytest.mark.parametrize('new', NEW)
 @pytest.mark.parametrize('tools', [(), TOOLS], ids=['no tools', 'tools'])
 @pytest.mark.parametrize('system', ['S <|im_end|>', ''])
-def test_what_follows_an_answer_is_the_templates_difference(tokenizer, new, tools, system):
+def test_the_reply_to_an_answer_is_what_the_template_appends(tokenizer, new, tools, system):
     chat = build_chat(tokenizer)
     first = [message('system', system)] * bool(system) + [message('user', '\nU <|im_start|>')]
-    sampled, said, later = NEW[new]
-    tools = TOOLS if 'tool_calls' in said else tools  # a call needs tools
+    sampled, fields, later = NEW[new]
+    tools = TOOLS if 'tool_calls' in fields else tools  # a call needs tools
     ids = chat.opening(first, tools)
     pieces = [*ids, *tokenizer.encode(sampled), chat.end_id, *chat.following(later, tools)]
-    assert pieces == chat.opening([*first, message('assistant', '') | said, *later], tools)
+    assert pieces == chat.opening([*first, message('assistant', '') | fields, *later], tools)
     text = tokenizer.decode(ids, show_special=True)
     assert text.count('<|im_start|>') == ids.count(chat.start_id) + 1  # for the question

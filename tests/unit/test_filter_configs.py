@@ -29,8 +29,8 @@ def rollout_of(returns=RETURNS):
 
 def fresh(seed=0, critic=False):
     params, tx = toy.toy_params(seed), optax.adam(0.01)
-    own = {'backbone': toy.toy_params(seed + 1)} if critic else None
-    return updates.state(tx, params, own)
+    critic_params = {'backbone': toy.toy_params(seed + 1)} if critic else None
+    return updates.state(tx, params, critic_params)
 
 
 def values(params, critic_params, *rows):
@@ -41,8 +41,8 @@ def parts_of(algorithm, changes):
     """Build the arguments of learn for a toy model and a config."""
     run = read_config(micro_runs.config('frozen_lake', algorithm=algorithm, **changes))
     how = dataclasses.replace(UpdateSettings.of(run), optim=updates.Given(of=optax.adam(0.01)))
-    own = values if how.algorithm.USES_CRITIC else None
-    return dict(fns=ModelFns(toy.toy_hidden, toy.toy_head, own), settings=how)
+    value_fn = values if how.algorithm.USES_CRITIC else None
+    return dict(fns=ModelFns(toy.toy_hidden, toy.toy_head, value_fn), settings=how)
 
 
 def learn(rollout=None, algorithm='grpo', **changes):
@@ -74,7 +74,7 @@ ALL = groups(0, 1, 2, 3)
 
 
 @pytest.mark.parametrize(
-    'changes, kept',
+    'changes, selected',
     [
         ({}, ALL),
         ({'filter.keep': 0.5}, groups(2, 3)),
@@ -82,19 +82,19 @@ ALL = groups(0, 1, 2, 3)
         ({'filter.rule': 'top_p', 'filter.p': 0.8}, groups(2, 3)),
     ],
 )
-def test_a_rule_trains_the_groups_that_it_keeps(changes, kept):
-    batch, found, measured = prepare(**changes)
-    assert found == kept
-    assert measured['filter/kept'] == pytest.approx(len(kept) / 16)
-    assert batch.mask.sum() == 2 * len(kept) and not measured['filter/empty']
-    by_group = {row // 4 for row in kept}
+def test_a_rule_trains_only_the_groups_it_selects(changes, selected):
+    batch, rows, measured = prepare(**changes)
+    assert rows == selected
+    assert measured['filter/kept'] == pytest.approx(len(selected) / 16)
+    assert batch.mask.sum() == 2 * len(selected) and not measured['filter/empty']
+    by_group = {row // 4 for row in selected}
     expected = np.mean([STDS[g] for g in by_group])
     assert measured['filter/group_std_kept'] == pytest.approx(expected)
     assert measured['filter/group_std_max'] == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize('algorithm', ['ppo', 'grpo'])
-def test_leaving_rows_out_and_weighing_them_zero_give_the_same_update(algorithm):
+def test_dropping_rows_and_zero_weights_give_the_same_update(algorithm):
     """Two epochs of one mini-batch of eight; with weights, the second has no trained tokens."""
     changes = {'batch.epochs': 2, 'loss.entropy_coef': 0.1}
     left_out = learn(algorithm=algorithm, **changes, **{'filter.keep': 0.5})
@@ -110,7 +110,7 @@ def test_leaving_rows_out_and_weighing_them_zero_give_the_same_update(algorithm)
         np.testing.assert_allclose(value, weighed[1][name], atol=1e-5, err_msg=name)
 
 
-def test_scores_are_of_raw_returns_with_penalties_and_without_faulty_episodes():
+def test_scores_use_raw_returns_with_penalties_without_faulty_episodes():
     """Normalised returns cannot be ranked: every group that varies has std 1."""
     penalties = np.zeros((16, 1), np.float32)
     penalties[4] = -4.0  # 2 2 2 2 becomes -2 2 2 2: std 2
@@ -124,7 +124,7 @@ def test_scores_are_of_raw_returns_with_penalties_and_without_faulty_episodes():
 
 
 @pytest.mark.parametrize('algorithm', ['grpo', 'ppo'])
-def test_an_update_with_nothing_to_train_on_leaves_everything_as_it_was(algorithm):
+def test_an_update_with_nothing_to_train_on_changes_nothing(algorithm):
     equal = rollout_of(np.ones(16))
     state, measured, rows, _ = learn(equal, algorithm, **{'filter.rule': 'varied'})
     before = fresh(critic=algorithm == 'ppo')

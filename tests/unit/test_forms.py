@@ -58,17 +58,17 @@ def is_one_of(forms, text):
 @pytest.mark.parametrize('forms', LISTS, ids=str)
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_the_automaton_takes_what_regular_expressions_do(forms, data):
+def test_the_automaton_accepts_the_same_texts_as_regular_expressions(forms, data):
     automaton = automaton_of(forms)
     pieces = sorted({piece for form in forms for piece in form.split('{}')} | {'a', 'b', 'aab'})
     text = ''.join(data.draw(st.lists(st.sampled_from(pieces), max_size=7)))
     patterns = [re.compile(languages.pattern([form])) for form in forms]
-    want = {i for i, found in enumerate(patterns) if found.fullmatch(text)}
+    want = {i for i, pattern in enumerate(patterns) if pattern.fullmatch(text)}
     assert accepts(automaton, text) == want
 
 
 @pytest.mark.parametrize('forms', LISTS, ids=str)
-def test_the_shortest_way_out_ends_an_answer(forms):
+def test_shortest_endings_complete_an_answer(forms):
     automaton = languages.build_automaton(forms)
     table = automaton.table()
     ends = np.array([bool(automaton.ends(state)) for state in range(len(table))])
@@ -83,7 +83,7 @@ def test_invalid_forms_are_rejected(form):
 
 
 @pytest.mark.parametrize('forms', LISTS, ids=str)
-def test_a_token_leads_where_its_bytes_do(forms):
+def test_a_token_leads_to_the_state_of_its_bytes(forms):
     automaton = languages.build_automaton(forms)
     grammar = languages.build_forms(tiny.tokenizer(), forms, longest=64)
     after = np.asarray(grammar.after)
@@ -131,7 +131,7 @@ class Offers(Echo):
 
 
 @functools.cache
-def built(forms):
+def build_task(forms):
     env = Offering()
     params = env.make_params(num_levels=16)
     talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 96)
@@ -142,8 +142,8 @@ def built(forms):
 
 
 @functools.cache
-def played(forms=Offering.FORMS, world=Offers):
-    task, talk = built(forms)
+def rollout_of(forms=Offering.FORMS, world=Offers):
+    task, talk = build_task(forms)
     sizes = dict(temperature=TEMPERATURE, max_response=LONGEST, max_tokens=420)
     collect = host_worlds.collector(talk, world, **sizes)
     try:
@@ -153,8 +153,8 @@ def played(forms=Offering.FORMS, world=Offers):
         collect.worlds.pool.close()
 
 
-def test_what_was_on_offer_is_in_the_log_and_a_replay_is_the_rollout(tmp_path):
-    task, talk = built(Offering.FORMS)
+def test_the_log_contains_the_offers_and_a_replay_equals_the_rollout(tmp_path):
+    task, talk = build_task(Offering.FORMS)
     sizes = dict(temperature=TEMPERATURE, max_response=LONGEST, max_tokens=420)
 
     def play(pool=None, log=None):
@@ -185,35 +185,35 @@ def turns_of(out):
 
 
 def test_answers_are_the_forms_on_offer():
-    out, counters = played()
+    out, counters = rollout_of()
     assert counters['nonfinite'].sum() == counters['no_legal_token'].sum() == 0
-    seen = set()
+    used = set()
     for _, k, ids in turns_of(out):
         assert ids[-1] == tiny.tokenizer().eos_ids[0]
         text = tiny.tokenizer().decode_bytes(ids[:-1])
         offered = Offering.FORMS[2:] if k else Offering.FORMS[:2]
-        found = [f for f in offered if is_one_of((f,), text)]
-        assert found, text
-        seen.update(found)
-    assert seen == set(Offering.FORMS)
+        matches = [f for f in offered if is_one_of((f,), text)]
+        assert matches, text
+        used.update(matches)
+    assert used == set(Offering.FORMS)
     assert (out.turn_stop[out.begin > 0] == TurnStop.EOS).all()
 
 
-def test_a_budget_ends_answers_in_time_and_cuts_none():
-    out, _ = played(world=Echo, forms=('ask [{}]',))
+def test_a_budget_ends_answers_without_cutting_them():
+    out, _ = rollout_of(world=Echo, forms=('ask [{}]',))
     lengths = [len(ids) for _, _, ids in turns_of(out)]
     assert max(lengths) == LONGEST  # random weights do not stop on their own
     for _, _, ids in turns_of(out):
         assert is_one_of(('ask [{}]',), tiny.tokenizer().decode_bytes(ids[:-1]))
 
 
-def test_the_trainer_has_the_samplers_probabilities():
-    out, _ = played()
-    bits = built(Offering.FORMS)[0].grammar.bits
+def test_the_trainer_reproduces_the_probabilities_of_the_sampler():
+    out, _ = rollout_of()
+    bits = build_task(Offering.FORMS)[0].grammar.bits
 
     score = tiny.scored(bits, TEMPERATURE)
-    found, _ = score(tiny.untrained(), out.tokens, out.attention_mask, out.allowed)
-    gap = np.where(out.action_mask, found - out.logprobs, 0.0)
+    logprobs, _ = score(tiny.untrained(), out.tokens, out.attention_mask, out.allowed)
+    gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)
     assert np.abs(gap).max() <= 1e-5
     choice = np.asarray(decision_tokens(jax.tree.map(jnp.asarray, out)))
     forced = out.action_mask & (np.unpackbits(out.allowed.view(np.uint8), axis=-1).sum(-1) == 1)
@@ -226,7 +226,7 @@ NEAR = ('look', 'look at {}', 'lock the long door now', 'say {}!')
 
 
 @pytest.mark.parametrize('spare', [1, 12])
-def test_a_budget_forces_the_forms_on_offer_and_no_others(spare):
+def test_a_budget_forces_only_forms_on_offer(spare):
     """The shortest text to any end was forced, even if it was not on offer."""
     rng = np.random.default_rng(spare)
     with pytest.raises(ValueError, match='too small') as error:
@@ -258,14 +258,14 @@ def test_a_budget_forces_the_forms_on_offer_and_no_others(spare):
 
 
 @pytest.mark.parametrize('dialect', DIALECTS)
-def test_the_forms_of_a_dialect_are_what_its_oracle_says_and_it_reads(dialect):
-    own = DIALECTS[dialect]
-    automaton = languages.build_automaton(own.forms)
-    assert accepts(automaton, own.searching('Lund in Sweden')) == {0}
-    assert accepts(automaton, own.answering('Sweden')) == {1}
-    for form, kind in zip(own.forms, ('search', 'answer'), strict=True):
-        assert own.read(form.replace('{}', 'Lund')) == (kind, 'Lund') or (
-            own.read(form.replace('{}', 'Lund')).kind == kind
+def test_a_dialect_reads_its_forms_and_its_oracle_writes_them(dialect):
+    spec = DIALECTS[dialect]
+    automaton = languages.build_automaton(spec.forms)
+    assert accepts(automaton, spec.searching('Lund in Sweden')) == {0}
+    assert accepts(automaton, spec.answering('Sweden')) == {1}
+    for form, kind in zip(spec.forms, ('search', 'answer'), strict=True):
+        assert spec.read(form.replace('{}', 'Lund')) == (kind, 'Lund') or (
+            spec.read(form.replace('{}', 'Lund')).kind == kind
         )
 
 
@@ -280,7 +280,7 @@ def test_the_shop_offers_a_search_or_clicks():
     assert all(accepts(automaton, action) for action in plan)
 
 
-def test_exports_say_what_was_legal():
+def test_exports_contain_the_pattern_of_legal_answers():
     cfg = micro_runs.plain(
         'frozen_lake', **{'rollout.constrain': 'own', 'env.think': False, 'rollout.max_response': 9}
     )

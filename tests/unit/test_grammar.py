@@ -48,11 +48,11 @@ def legal(grammar, first, offered=None):
     """Return all token sequences from a state to the end, by brute force."""
     after, columns = np.asarray(grammar.after), np.asarray(grammar.columns)
     places = np.asarray(grammar.column(columns))
-    found, queue = [], [(first, ())]
+    sequences, queue = [], [(first, ())]
     while queue:
         state, ids = queue.pop()
         if state == 0:
-            found.append(ids)
+            sequences.append(ids)
             continue
         for u, token in zip(places, columns, strict=True):
             if after[state, u] < 0:
@@ -63,7 +63,7 @@ def legal(grammar, first, offered=None):
                 if not any(bits >> name & 1 for name in offered):
                     continue
             queue.append((int(after[state, u]), (*ids, int(token))))
-    return found
+    return sequences
 
 
 def texts(sequences):
@@ -82,7 +82,7 @@ def task(name, spelling, opening):
 
 
 @functools.cache
-def played(name, spelling, opening, temperature):
+def rollout_of(name, spelling, opening, temperature):
     """Collect a rollout with random weights."""
     return tiny.play(
         name,
@@ -99,17 +99,17 @@ def played(name, spelling, opening, temperature):
 
 
 @pytest.mark.parametrize('spelling', ['own', 'any'])
-def test_the_legal_answers_are_all_that_there_are(spelling):
+def test_the_grammar_contains_exactly_the_legal_answers(spelling):
     grammar = build(LAKE, spelling)
-    found = texts(legal(grammar, grammar.first))
+    generated = texts(legal(grammar, grammar.first))
     want = [
         ' || '.join(names) + '</answer>'
         for k in (1, 2)
         for names in itertools.product(LAKE, repeat=k)
     ]
-    assert set(found) == set(want) and len(want) == 20
-    assert spelling == 'any' or len(found) == 20 and grammar.answers == (20, 20)
-    for text in found:
+    assert set(generated) == set(want) and len(want) == 20
+    assert spelling == 'any' or len(generated) == 20 and grammar.answers == (20, 20)
+    for text in generated:
         matched, parts = answers.parse_answer(
             text.encode(), LAKE, max_actions=2, opening='<answer>'
         )
@@ -117,7 +117,7 @@ def test_the_legal_answers_are_all_that_there_are(spelling):
 
 
 @pytest.mark.parametrize('opening', ['<answer>', '<think>', 'Thought:'])
-def test_the_pattern_is_of_what_is_parsed_as_an_answer(opening):
+def test_the_pattern_matches_the_texts_that_are_parsed_as_answers(opening):
     pattern = re.compile(grammars.pattern(LAKE, max_actions=2, opening=opening))
     react = opening == 'Thought:'
     before = {'<answer>': '', '<think>': 'so</think><answer>', 'Thought:': ' so\nAction: '}[opening]
@@ -130,17 +130,17 @@ def test_the_pattern_is_of_what_is_parsed_as_an_answer(opening):
         ('', False),
     ):
         assert bool(pattern.fullmatch(before + actions + after)) == right
-        said = (before + actions + after).encode() + (answers.END if react else b'')
-        matched, found = answers.parse_answer(said, LAKE, max_actions=3, opening=opening)
-        legal = matched and answers.ABSENT != found[0] and answers.UNKNOWN not in found
-        assert (legal and found[2] == answers.ABSENT) == right
+        response = (before + actions + after).encode() + (answers.END if react else b'')
+        matched, parts = answers.parse_answer(response, LAKE, max_actions=3, opening=opening)
+        legal = matched and answers.ABSENT != parts[0] and answers.UNKNOWN not in parts
+        assert (legal and parts[2] == answers.ABSENT) == right
 
 
-def test_a_token_that_ends_an_answer_says_which_name_it_was():
+def test_a_token_that_ends_an_answer_identifies_its_name():
     """With names a and aa, and aa on offer, a</answer> was legal if </answer> is one token."""
     grammar = build(['a', 'aa'], 'any', max_actions=1, longest=20, offers=True)
-    found = set(texts(legal(grammar, grammar.first, {1})))
-    assert found == {'aa</answer>'}
+    generated = set(texts(legal(grammar, grammar.first, {1})))
+    assert generated == {'aa</answer>'}
     assert set(texts(legal(grammar, grammar.first, {0}))) == {'a</answer>'}
 
 
@@ -152,7 +152,7 @@ def test_a_token_that_ends_an_answer_says_which_name_it_was():
         ([f'a{i}' for i in range(50)], {'spelling': 'own', 'max_actions': 3}, 'rollout.constrain'),
     ],
 )
-def test_budgets_and_answers_without_a_grammar_are_rejected(names, settings, field):
+def test_grammars_that_cannot_be_built_are_rejected(names, settings, field):
     with pytest.raises(ValueError, match=field):
         build(names, **settings)
 
@@ -172,7 +172,7 @@ def test_worlds_that_share_columns_keep_their_answers():
     assert (free[ends] == -1).all() and (free[~ends] >= 0).all()
 
 
-def test_bits_come_back_from_their_words():
+def test_unpack_inverts_pack():
     bits = np.random.default_rng(0).random((3, 5, 40)) < 0.5
     packed = grammars.pack(jnp.asarray(bits))
     assert packed.dtype == jnp.uint32 and packed.shape == (3, 5, 2)
@@ -189,27 +189,27 @@ each_case = pytest.mark.parametrize(
 
 
 @each_case
-def test_every_answer_is_legal_and_ends_itself(case):
+def test_every_answer_is_legal_and_ends_with_eos(case):
     name, spelling, opening, _ = case
-    out, counters = played(*case)
+    out, counters = rollout_of(*case)
     assert counters['overflow'] == counters['nonfinite'] == counters['no_legal_token'] == 0
     env = task(name, spelling, opening).env
     for b, k in np.argwhere(np.arange(out.valid.shape[1]) < out.num_turns[:, None]):
         ids = out.tokens[b][out.action_mask[b] & (out.turn[b] == k)]
         assert out.valid[b, k] and out.turn_stop[b, k] == TurnStop.EOS
-        said = tiny.tokenizer().decode_bytes(ids[:-1].tolist())
-        said += answers.END if opening == 'Thought:' else b''
+        response = tiny.tokenizer().decode_bytes(ids[:-1].tolist())
+        response += answers.END if opening == 'Thought:' else b''
         matched, parts = answers.parse_answer(
-            said, env.ACTION_NAMES, max_actions=3, opening=opening
+            response, env.ACTION_NAMES, max_actions=3, opening=opening
         )
         assert matched and parts[0] >= 0 and answers.UNKNOWN not in parts
     assert not out.penalties.any()
 
 
 @each_case
-def test_the_trainer_has_the_samplers_probabilities(case):
+def test_the_trainer_reproduces_the_probabilities_of_the_sampler(case):
     name, spelling, opening, temperature = case
-    out, _ = played(*case)
+    out, _ = rollout_of(*case)
     grammar = task(name, spelling, opening).grammar
     assert grammar.free == (opening != '<answer>')
     score = tiny.scored(grammar.bits, temperature)
@@ -225,15 +225,15 @@ def test_the_trainer_has_the_samplers_probabilities(case):
     assert not out.allowed[~out.action_mask].any()
 
 
-def test_logits_of_the_columns_alone_are_those_of_the_vocabulary_masked():
-    out, _ = played(*CASES[0])
+def test_logits_of_the_columns_equal_those_of_the_masked_vocabulary():
+    out, _ = rollout_of(*CASES[0])
     grammar = task('frozen_lake', 'own', '<answer>').grammar
     rows = (tiny.untrained(), out.tokens, out.attention_mask)
     few, few_entropy = tiny.scored(grammar.bits, 1.0)(*rows, out.allowed)
     every = np.arange(tiny.tokenizer().vocab_size)
     classes = np.asarray(grammars.column_of(grammar.columns, every), np.int32)
-    whole = grammars.Bits(classes=classes.tobytes())
-    many, many_entropy = tiny.scored(whole, 1.0)(*rows, out.allowed)
+    full = grammars.Bits(classes=classes.tobytes())
+    many, many_entropy = tiny.scored(full, 1.0)(*rows, out.allowed)
     for one, other in ((few, many), (few_entropy, many_entropy)):
         np.testing.assert_allclose(one[out.action_mask], other[out.action_mask], atol=1e-6)
 
@@ -260,7 +260,7 @@ def test_probabilities_of_all_legal_answers_sum_to_one():
     assert math.isclose(total, 1.0, abs_tol=1e-5) and len(sequences) > 20
 
 
-def test_gradients_are_those_of_the_masked_softmax():
+def test_gradients_equal_those_of_the_masked_softmax():
     hidden = jax.random.normal(KEY, (1, 5, 8))
     head = jax.random.normal(jax.random.key(6), (8, 9))
     tokens = jnp.array([[0, 2, 5, 7, 2]])
@@ -268,14 +268,14 @@ def test_gradients_are_those_of_the_masked_softmax():
     allowed = np.array([[[sum(1 << (2, 5, 7).index(t) for t in s)] for s in sets]], np.uint32)
 
     def ours(hidden, head):
-        found = losses.token_logprobs(
+        logprobs = losses.token_logprobs(
             hidden,
             head,
             tokens,
             losses.HeadSettings(chunk_size=2, bits=grammars.Bits(ids=(2, 5, 7))),
             allowed=jnp.asarray(allowed),
         )[0]
-        return found[0, 1:].sum()
+        return logprobs[0, 1:].sum()
 
     def plain(hidden, head):
         total = 0.0
@@ -289,8 +289,8 @@ def test_gradients_are_those_of_the_masked_softmax():
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-def test_thoughts_are_free_until_what_is_left_holds_no_more_than_an_answer():
-    out, _ = played('frozen_lake', 'own', '<think>', 1.3)
+def test_thoughts_are_free_until_only_an_answer_fits():
+    out, _ = rollout_of('frozen_lake', 'own', '<think>', 1.3)
     grammar = task('frozen_lake', 'own', '<think>').grammar
     other = grammar.columns.shape[0]  # column of all remaining tokens
     place = other // 32, other % 32
@@ -304,7 +304,7 @@ def test_thoughts_are_free_until_what_is_left_holds_no_more_than_an_answer():
 
 
 @pytest.mark.soak
-def test_no_token_of_qwen_ends_thoughts_and_begins_an_action():
+def test_no_qwen_token_ends_thoughts_and_starts_an_action():
     """The tokenizer spells '<answer>Left' with '>L', after which any token was allowed."""
     tokenizer = qwen.qwen_tokenizer()
     ends = answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids)
@@ -349,7 +349,7 @@ def test_no_token_of_qwen_ends_thoughts_and_begins_an_action():
 # ---- training ------------------------------------------------------------------------------------
 
 
-def test_a_token_without_a_choice_is_in_no_mean_but_where_a_turn_has_no_other():
+def test_forced_tokens_count_in_means_only_in_turns_without_a_choice():
     """Two turns: 'choice forced forced', 'forced forced'."""
     out = Rollout.empty(
         jnp.zeros(1, jnp.int32),
@@ -377,7 +377,7 @@ def test_a_token_without_a_choice_is_in_no_mean_but_where_a_turn_has_no_other():
     assert (chosen(continued) == decision_tokens(out)[:, None].repeat(2, 1)).all()
 
 
-def test_sampled_tokens_without_a_legal_one_are_counted():
+def test_sampled_tokens_without_a_legal_choice_are_counted():
     sizes = dict(pad_id=0, max_tokens=4, max_turns=1, max_actions=1)
     out = Rollout.empty(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32), words=2, **sizes)
     sampled = jnp.array([[False, True, True, True]])
@@ -389,7 +389,7 @@ def test_sampled_tokens_without_a_legal_one_are_counted():
 
 @pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
-def test_a_run_on_a_mesh_trains_what_it_sampled(tmp_path):
+def test_a_run_on_a_mesh_trains_on_its_samples(tmp_path):
     settings = {
         'mesh.data': 2,
         'mesh.tensor': 2,
@@ -411,10 +411,10 @@ def test_a_run_on_a_mesh_trains_what_it_sampled(tmp_path):
     assert all(np.isfinite(row['policy/loss']) for row in steps)
 
 
-def test_written_turns_allow_everything():
+def test_written_turns_allow_every_token():
     grammar = build(LAKE, longest=12, writes=True)
     place = grammars.begin(grammar, jnp.array([0, 1]), jnp.ones((2, 1), jnp.uint32))
-    found = np.asarray(grammars.allowed(grammar, place))
-    assert np.delete(found[1], -2).all() and not found[1, -2]  # not the padding of the head
-    assert not found[0].all() and grammar.free
+    legal = np.asarray(grammars.allowed(grammar, place))
+    assert np.delete(legal[1], -2).all() and not legal[1, -2]  # not the padding of the head
+    assert not legal[0].all() and grammar.free
     assert agents.ACT == 0

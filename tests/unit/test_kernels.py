@@ -19,7 +19,7 @@ DTYPE, ATOL = ('float32', 3e-5) if ON_CPU else ('bfloat16', 3e-2)  # device kern
 
 
 @pytest.fixture(autouse=True)
-def where_there_is_no_device(monkeypatch):
+def replace_missing_devices(monkeypatch):
     monkeypatch.setattr(kernels, 'CUDNN', 'xla' if ON_CPU else 'cudnn')
     monkeypatch.setattr(kernels, 'INTERPRET', ON_CPU)
 
@@ -28,12 +28,12 @@ def draw(*shape, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), DTYPE)
 
 
-def assert_close(found, wanted, rtol=1e-5):
+def assert_close(result, expected, rtol=1e-5):
     def same(a, b):
         a, b = (np.asarray(x, np.float32) for x in (a, b))
         np.testing.assert_allclose(a, b, rtol if ON_CPU else ATOL, ATOL)
 
-    jax.tree.map(same, found, wanted)
+    jax.tree.map(same, result, expected)
 
 
 def queries_keys_values(rows, queries, keys, heads, members):
@@ -57,7 +57,7 @@ def real_tokens(lengths, width):
     ],
     ids=['one token', 'groups of seven', 'none'],
 )
-def test_whole_rows_have_the_values_and_gradients_of_the_plain_form(
+def test_full_rows_have_the_values_and_gradients_of_plain_attention(
     kind, heads, members, lengths, width
 ):
     rows, real = len(lengths), real_tokens(lengths, width)
@@ -73,44 +73,44 @@ def test_whole_rows_have_the_values_and_gradients_of_the_plain_form(
         return jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2), has_aux=True))(*arrays)
 
     length = jnp.asarray(lengths)
-    found = total(lambda *a: kernels.attend_rows(kind, *a, length, None))
-    wanted = total(lambda *a: attention.attend(*a, mask))
-    assert_close(found, wanted)
+    result = total(lambda *a: kernels.attend_rows(kind, *a, length, None))
+    expected = total(lambda *a: attention.attend(*a, mask))
+    assert_close(result, expected)
 
 
 @pytest.mark.skipif(not ON_CPU, reason='of the call')
-def test_cudnn_is_given_rows_of_an_even_length(monkeypatch):
-    given, attend = [], jax.nn.dot_product_attention
+def test_cudnn_receives_rows_of_an_even_length(monkeypatch):
+    lengths, attend = [], jax.nn.dot_product_attention
 
     def watched(q, *arrays, **options):
-        given.append(q.shape[1])
+        lengths.append(q.shape[1])
         return attend(q, *arrays, **options)
 
     monkeypatch.setattr(jax.nn, 'dot_product_attention', watched)
     out = kernels.attend_rows('cudnn', *queries_keys_values(1, 5, 5, 1, 1), jnp.asarray([5]), None)
-    assert given == [6] and out.shape == (1, 5, WIDTH)
+    assert lengths == [6] and out.shape == (1, 5, WIDTH)
 
 
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('heads, members, width', [(1, 1, 1), (2, 7, 300)])
-def test_one_query_sees_its_cache_up_to_its_length(kind, heads, members, width):
+def test_one_query_attends_to_its_cache_up_to_its_length(kind, heads, members, width):
     lengths = sorted({1, width, width // 2 + 1, min(width, 257)})
     q, k, v = queries_keys_values(len(lengths), 1, width, heads, members)
-    seen = real_tokens(lengths, width)
-    wanted = attention.attend(q, k, v, seen[:, None])
-    found = jax.jit(lambda *a: kernels.attend_one(kind, *a))(q, k, v, jnp.asarray(lengths))
-    assert_close(found, wanted)
+    visible = real_tokens(lengths, width)
+    expected = attention.attend(q, k, v, visible[:, None])
+    result = jax.jit(lambda *a: kernels.attend_one(kind, *a))(q, k, v, jnp.asarray(lengths))
+    assert_close(result, expected)
 
 
 @pytest.mark.skipif('pallas' not in KINDS, reason='of the Pallas kernel')
-def test_what_lies_behind_a_row_s_length_is_not_looked_at():
+def test_entries_after_the_length_of_a_row_are_not_read():
     lengths, width = (1, 100, 256), 512
     q, k, v = queries_keys_values(3, 1, width, 2, 2)
-    seen = real_tokens(lengths, width)[:, :, None, None]
-    wanted = kernels.attend_one('pallas', q, k, v, jnp.asarray(lengths))
-    k, v = (jnp.where(seen, x, jnp.nan) for x in (k, v))
-    found = kernels.attend_one('pallas', q, k, v, jnp.asarray(lengths))
-    np.testing.assert_array_equal(found, wanted)
+    visible = real_tokens(lengths, width)[:, :, None, None]
+    expected = kernels.attend_one('pallas', q, k, v, jnp.asarray(lengths))
+    k, v = (jnp.where(visible, x, jnp.nan) for x in (k, v))
+    result = kernels.attend_one('pallas', q, k, v, jnp.asarray(lengths))
+    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.skipif(jax.device_count() < 8, reason='eight devices')
@@ -127,7 +127,7 @@ def test_on_a_mesh_each_device_has_its_rows_and_heads(tensor, count):
 
 @pytest.mark.soak
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_model_with_kernels_computes_what_it_does_without(kind):
+def test_a_model_gives_the_same_results_with_and_without_kernels(kind):
     plain = dataclasses.replace(TINY, head_dim=WIDTH, dtype=DTYPE)
     fused = dataclasses.replace(plain, fused=kind)
     params = random_params(plain)
@@ -135,24 +135,24 @@ def test_a_model_with_kernels_computes_what_it_does_without(kind):
     positions = jnp.broadcast_to(jnp.arange(9), tokens.shape)
     real = real_tokens((9, 4, 1), 9)
 
-    def whole(config):
+    def full_forward(config):
         return jnp.where(real[:, :, None], config.forward(params, tokens, positions, real), 0)
 
-    assert_close(jax.jit(whole, static_argnums=0)(fused), whole(plain))
+    assert_close(jax.jit(full_forward, static_argnums=0)(fused), full_forward(plain))
 
     def step_by_step(config):
-        cache, found, step = config.init_cache(3, 9), [], jax.jit(config.forward_cached)
+        cache, outputs, step = config.init_cache(3, 9), [], jax.jit(config.forward_cached)
         for t in range(9):
             # Finished rows are padding, as in a rollout
             at = jnp.where(real[:, t : t + 1], positions[:, t : t + 1], 9)
             hidden, cache = step(params, tokens[:, t : t + 1], at, cache, None)
-            found.append(jnp.where(real[:, t, None], hidden[:, 0], 0))
-        return jnp.stack(found, 1)
+            outputs.append(jnp.where(real[:, t, None], hidden[:, 0], 0))
+        return jnp.stack(outputs, 1)
 
-    assert_close(step_by_step(fused), whole(plain))
+    assert_close(step_by_step(fused), full_forward(plain))
 
 
-def test_kernels_are_used_where_there_are_some():
+def test_kernels_are_used_where_they_are_supported():
     cases = {('gpu', 64): 'cudnn', ('tpu', 128): 'pallas', ('tpu', 80): '', ('cpu', 64): ''}
     for (platform, head_dim), kind in cases.items():
         assert kernels.kind_for(platform, 'bfloat16', head_dim) == kind

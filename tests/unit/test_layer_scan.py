@@ -54,13 +54,13 @@ def assert_close(got, expected, atol):
 
 @pytest.mark.soak
 @pytest.mark.parametrize('remat', [False, True], ids=['kept', 'remat'])
-def test_the_loop_has_the_logits_and_gradients_of_layers_one_after_another(remat):
+def test_the_loop_has_the_logits_and_gradients_of_unrolled_layers(remat):
     expected = outcome(UNROLLED)
     assert max(np.abs(x).max() for x in jax.tree.leaves(expected[0])) > 0.01
     assert_close(outcome(dataclasses.replace(LOOP, remat=remat)), expected, 1e-5)
 
 
-def test_in_bfloat16_the_loop_rounds_where_layers_one_after_another_do():
+def test_in_bfloat16_the_loop_rounds_like_unrolled_layers():
     params = tiny_models.with_adapters(UNROLLED)
     _, (_, *data) = program(UNROLLED, params)
 
@@ -78,7 +78,7 @@ def test_in_bfloat16_the_loop_rounds_where_layers_one_after_another_do():
     assert 0.001 < off < 0.1 and np.abs(loop - unrolled).mean() < off
 
 
-def test_with_fsdp_no_device_ever_holds_all_of_a_stack():
+def test_with_fsdp_no_device_holds_a_full_stack():
     config = dataclasses.replace(LOOP, remat=True)
     gradient, arguments = program(config, tiny_models.random_params(config), (1, 8, 1))
     text = gradient.lower(*arguments).compile().as_text()
@@ -90,7 +90,7 @@ def test_with_fsdp_no_device_ever_holds_all_of_a_stack():
     assert '64,96' in gathered
 
 
-def test_a_deeper_model_is_no_larger_a_program():
+def test_a_deeper_model_has_no_larger_program():
     def products(layers):
         config = dataclasses.replace(LOOP, num_layers=layers)
         shapes = jax.eval_shape(config.init, jax.random.key(0))

@@ -55,21 +55,21 @@ def draw_case(seed, opening):
     """Return (vocabulary, names, maximum actions of an answer, offered sets) for a seed."""
     rng = np.random.default_rng(seed)
     names = rng.permutation(NAMES)[: rng.integers(2, 6)].tolist()
-    most = int(rng.integers(1, 3))
+    limit = int(rng.integers(1, 3))
     form = answers.FORMS[opening]
     actions = grammars.BETWEEN.join(names)
     texts = [form.text.format(think='a>', actions=actions).replace('\x03', '')]
     texts += [*names, actions + '</answer>', '><think>', '></answer>', '</think></answer>']
     offered = rng.random((ROWS, len(names))) < 0.4
     offered[np.arange(ROWS), rng.integers(len(names), size=ROWS)] = True
-    return vocabulary(rng, texts), names, most, offered
+    return vocabulary(rng, texts), names, limit, offered
 
 
-def build(tokenizer, names, opening, spelling, longest, most, table=None):
+def build(tokenizer, names, opening, spelling, longest, limit, table=None):
     return grammars.build_grammar(
         tokenizer,
         names,
-        max_actions=most,
+        max_actions=limit,
         opening=opening,
         longest=longest,
         spelling=spelling,
@@ -88,12 +88,12 @@ def least_tokens(text, pieces):
 
 def can_follow(tokenizer, texts, read, left, spelling):
     """Return the tokens that may follow, by trying the texts of all legal answers."""
-    found = set()
+    legal = set()
     if spelling == 'own':
         for ids in ([*ids, 0] for ids in tokenizer.encode_batch(texts)):
             if len(ids) <= left + len(read) and ids[: len(read)] == read:
-                found.add(ids[len(read)])
-        return found
+                legal.add(ids[len(read)])
+        return legal
     pieces = {text: i for i, text in enumerate(tokenizer.texts) if text}
     so_far = b''.join(tokenizer.texts[i] for i in read)
     for text in map(str.encode, texts):
@@ -101,17 +101,17 @@ def can_follow(tokenizer, texts, read, left, spelling):
             continue
         rest = text[len(so_far) :]
         if not rest:
-            found |= {0} if left else set()
+            legal |= {0} if left else set()
             continue
         need = least_tokens(rest, pieces)
-        found |= {i for p, i in pieces.items() if rest.startswith(p) and need[len(p)] + 2 <= left}
-    return found
+        legal |= {i for p, i in pieces.items() if rest.startswith(p) and need[len(p)] + 2 <= left}
+    return legal
 
 
 @pytest.mark.parametrize('spelling', ['own', 'any'])
 @pytest.mark.parametrize('seed', range(8))
-def test_allowed_tokens_are_those_that_can_still_become_a_legal_answer(seed, spelling):
-    tokenizer, names, most, offered = draw_case(seed, '<answer>')
+def test_tokens_are_allowed_if_they_can_still_become_a_legal_answer(seed, spelling):
+    tokenizer, names, limit, offered = draw_case(seed, '<answer>')
     rng = np.random.default_rng(seed)
     singles = [name + '</answer>' for name in names]
     if spelling == 'own':
@@ -120,14 +120,14 @@ def test_allowed_tokens_are_those_that_can_still_become_a_legal_answer(seed, spe
         pieces = [text for text in tokenizer.texts if text]
         longest = 1 + max(least_tokens(text.encode(), pieces)[0] for text in singles)
     with pytest.raises(ValueError, match='is too small for some actions'):
-        build(tokenizer, names, '<answer>', spelling, longest - 1, most)
+        build(tokenizer, names, '<answer>', spelling, longest - 1, limit)
     longest += int(rng.integers(3))
-    grammar = build(tokenizer, names, '<answer>', spelling, longest, most)
+    grammar = build(tokenizer, names, '<answer>', spelling, longest, limit)
     after, through = np.asarray(grammar.after), np.asarray(grammar.through)[..., 0]
     columns = np.asarray(grammar.columns)
     for some in offered[:8]:
         firsts = [name for name, may in zip(names, some, strict=True) if may]
-        more = ['', *(grammars.BETWEEN + name for name in names)][: 1 if most == 1 else None]
+        more = ['', *(grammars.BETWEEN + name for name in names)][: 1 if limit == 1 else None]
         texts = [first + rest + '</answer>' for first in firsts for rest in more]
         bits = np.uint32((some << np.arange(len(some))).sum())
         state, read = grammar.first, []
@@ -172,13 +172,13 @@ def sample(tokenizer, grammar, table, offered, longest, rng, weights=None):
     return tokens, empty
 
 
-def check_answers(tokenizer, tokens, names, offered, opening, most):
+def check_answers(tokenizer, tokens, names, offered, opening, limit):
     """Assert that every answer is legal and its first action is on offer."""
     texts = answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids)
     for row, some in zip(tokens, offered, strict=True):
         end = next(i for i, token in enumerate(row) if token in tokenizer.eos_ids)
         text = b''.join(texts[i] for i in row[: end + (opening == 'Thought:')])
-        matched, parts = answers.parse_answer(text, names, max_actions=most, opening=opening)
+        matched, parts = answers.parse_answer(text, names, max_actions=limit, opening=opening)
         assert matched and answers.UNKNOWN not in parts and some[parts[0]], (text, parts)
 
 
@@ -186,19 +186,19 @@ def check_answers(tokenizer, tokens, names, offered, opening, most):
 @pytest.mark.parametrize(('seed', 'opening'), [(0, '<think>'), (1, 'Thought:')])
 def test_thoughts_leave_room_for_every_action_on_offer(seed, opening, spelling):
     """Tokens that end thoughts and contain more text, such as '><', led to dead ends."""
-    tokenizer, names, most, offered = draw_case(seed, opening)
+    tokenizer, names, limit, offered = draw_case(seed, opening)
     rng = np.random.default_rng(seed)
     texts = answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids)
-    table = answers.build_answer_table(texts, names, max_actions=most, opening=opening)
+    table = answers.build_answer_table(texts, names, max_actions=limit, opening=opening)
     with pytest.raises(ValueError, match='leaves no tokens for thoughts') as error:
-        build(tokenizer, names, opening, spelling, 3, most, table)
+        build(tokenizer, names, opening, spelling, 3, limit, table)
     longest = int(str(error.value).split(' take ')[1].split()[0]) + int(rng.integers(1, 12))
-    grammar = build(tokenizer, names, opening, spelling, longest, most, table)
+    grammar = build(tokenizer, names, opening, spelling, longest, limit, table)
     before = answers.FORMS[opening].before
     weights = np.array([6.0 if text and text in before else 1.0 for text in texts])
     tokens, empty = sample(tokenizer, grammar, table, offered, longest, rng, weights)
     assert empty == 0
-    check_answers(tokenizer, tokens, names, offered, opening, most)
+    check_answers(tokenizer, tokens, names, offered, opening, limit)
 
 
 @pytest.mark.soak
@@ -209,7 +209,7 @@ def test_thoughts_leave_room_for_every_action_on_offer(seed, opening, spelling):
         ('Thought:', 24),
     ],
 )
-def test_qwen_finds_a_token_wherever_some_actions_are_on_offer(opening, longest):
+def test_qwen_always_has_a_legal_token_if_some_actions_are_on_offer(opening, longest):
     """62 of 96 episodes of the bandit reached a state that allowed no token."""
     tokenizer = qwen.qwen_tokenizer()
     names = Bandit(pairs='main').ACTION_NAMES

@@ -140,7 +140,7 @@ def test_gather_by_hand():
     assert (tokens.tolist(), int(count)) == ([-1, -1], 0)
 
 
-def test_extra_rows_stand_behind_the_lines():
+def test_extra_rows_follow_the_lines():
     demo = tokenizer('demo')
     opening = chat.build_chat(demo).user_open('Reward:\n')
     table = lines.build_line_table(demo, ['a\n', ''], extra_rows=[opening, [7]])
@@ -149,7 +149,7 @@ def test_extra_rows_stand_behind_the_lines():
     assert tokens[: int(count)].tolist() == [*opening, *demo.encode('a\n')]
 
 
-def test_lines_that_merge_with_their_neighbours_are_refused():
+def test_lines_that_merge_with_their_neighbours_are_rejected():
     qwen = tokenizer('qwen')
     with pytest.raises(ValueError, match='b'):
         lines.build_line_table(qwen, ['a\n', 'b'])

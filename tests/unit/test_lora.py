@@ -97,11 +97,13 @@ def test_a_model_with_adapters_is_the_model_with_merged_kernels():
     np.testing.assert_allclose(applied, expected, atol=2e-5)
     for block, names in (('self_attn', lora.ATTENTION), ('mlp', lora.TARGETS[4:])):
         for name in names:
-            got, own, dense = (
+            got, adapter, dense = (
                 tree['layers_1'][block][name]
                 for tree in (grads, params['lora'], kernel_grads['model'])
             )
-            a, b, dw = (np.float64(x) for x in (own['lora_a'], own['lora_b'], dense['kernel']))
+            a, b, dw = (
+                np.float64(x) for x in (adapter['lora_a'], adapter['lora_b'], dense['kernel'])
+            )
             assert np.abs(dw).max() > 0.1
             np.testing.assert_allclose(got['lora_a'], SCALE * dw @ b.T, atol=2e-4)
             np.testing.assert_allclose(got['lora_b'], SCALE * a.T @ dw, atol=2e-4)
@@ -117,7 +119,7 @@ def test_fresh_adapters_change_no_bit():
     np.testing.assert_array_equal(run(fresh), run(params))
 
 
-def test_adapters_are_drawn_for_the_targets_alone():
+def test_adapters_are_drawn_only_for_the_targets():
     """A is uniform in +-1 / sqrt(in): variance 1 / (3 in); every kernel has a separate draw."""
     model = tiny_models.random_params(TINY)['model']
     adapters = fresh_adapters(model, 5, ('q_proj', 'down_proj'))
@@ -150,8 +152,8 @@ def test_applied_adapters_need_no_copy_and_no_gradient_of_the_kernels():
         program = jax.grad(lambda ad, base, x: loss(use({**base, 'lora': ad}), x))
         base = {'model': params['model']}
         compiled = jax.jit(program).lower(params['lora'], base, row).compile()
-        found = compiled.memory_analysis()
-        return found.temp_size_in_bytes + found.output_size_in_bytes
+        memory = compiled.memory_analysis()
+        return memory.temp_size_in_bytes + memory.output_size_in_bytes
 
     kernels = sum(x.size for x in jax.tree.leaves(params['model']['layers_0'])) * 3 * 4
     through_merge = bytes_of(lambda tree: lora.merge(tree, config.lora_scale))
@@ -186,16 +188,16 @@ def cloned(shape=(1, 1, 1)):
     run = built(fields, shape)
     tokens = np.random.default_rng(0).integers(0, 40, (16, 24))
     used = np.ones(tokens.shape, bool)
-    shown = Demonstrations(tokens.astype(np.int32), used, used & (np.arange(24) > 4))
+    demonstrations = Demonstrations(tokens.astype(np.int32), used, used & (np.arange(24) > 4))
     losses, layouts = [], jax.tree.map(lambda x: x.sharding, run.params)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Progress, 'advance', lambda self, n, loss: losses.append(float(loss)))
-        after = cloning.cloned_policy(run, shown)
+        after = cloning.cloned_policy(run, demonstrations)
     assert jax.tree.map(lambda x: x.sharding, after) == layouts
     return *jax.device_get((run.params, after)), losses
 
 
-def test_what_adapters_learn_in_cloning_is_in_the_kernels_and_nothing_else_moves():
+def test_cloning_merges_adapters_into_kernels_and_changes_nothing_else():
     before, after, losses = cloned()
     assert losses[-1] < losses[0]
     before, after = map(traverse_util.flatten_dict, (before, after))
@@ -209,10 +211,10 @@ def test_what_adapters_learn_in_cloning_is_in_the_kernels_and_nothing_else_moves
             assert not moved.any()
 
 
-def test_a_mesh_clones_the_same_with_adapters():
-    one, whole = cloned(), cloned((2, 2, 2))
-    np.testing.assert_allclose(one[2], whole[2], rtol=1e-4)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-3), one[1], whole[1])
+def test_cloning_with_adapters_gives_the_same_result_on_a_mesh():
+    one, eight = cloned(), cloned((2, 2, 2))
+    np.testing.assert_allclose(one[2], eight[2], rtol=1e-4)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-3), one[1], eight[1])
 
 
 # ---- one update ----------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ each_update = pytest.mark.parametrize('name', ['ppo', SHARED, 'grpo with a refer
 
 
 @each_update
-def test_an_update_moves_adapters_and_heads_and_nothing_else(name):
+def test_an_update_changes_only_adapters_and_heads(name):
     before, frozen, after, same, metrics = updated(name)
     jax.tree.map(np.testing.assert_array_equal, frozen, same)
     assert int(after.skipped) == 0 and metrics['policy/grad_norm'] > 0
@@ -278,7 +280,7 @@ def test_an_update_moves_adapters_and_heads_and_nothing_else(name):
         assert all(jax.tree.leaves(moved))
 
 
-def test_a_critic_of_its_own_has_other_adapters_on_the_same_base():
+def test_a_separate_critic_has_other_adapters_on_the_same_base():
     state = updated('ppo')[0]
     backbone = state.critic_params['backbone']
     assert state.critic_params.keys() == {'backbone', 'value_head'} and backbone.keys() == {'lora'}
@@ -291,7 +293,7 @@ def test_a_critic_of_its_own_has_other_adapters_on_the_same_base():
 
 
 @each_update
-def test_the_optimiser_holds_two_moments_of_what_is_trained(name):
+def test_the_optimiser_holds_two_moments_per_trained_parameter(name):
     before, *_ = updated(name)
     assert count(before.opt_state) == 2 * count(before.params)
     # q, o [32, 32]; up [32, 64], down [64, 32]: rank 2 x (64 + 64 + 96 + 96) numbers in 1 layer
@@ -301,15 +303,15 @@ def test_the_optimiser_holds_two_moments_of_what_is_trained(name):
 
 @pytest.mark.soak
 @pytest.mark.parametrize('rank, shape', [(2, (1, 1, 1)), (0, (2, 2, 2))], ids=['LoRA', 'mesh'])
-def test_frozen_attention_of_the_critic_stays_as_it_was(rank, shape):
+def test_frozen_attention_of_the_critic_does_not_change(rank, shape):
     """Its other parameters move, and only they have moments; the policy's attention trains."""
     before, _, after, _, _ = updated('frozen attention', shape, rank)
     ours, theirs = (traverse_util.flatten_dict(x.critic_params) for x in (before, after))
-    kept = {path for path in ours if 'self_attn' in path}
-    assert {path[-2] for path in kept} >= {'q_proj', 'o_proj'}
+    frozen = {path for path in ours if 'self_attn' in path}
+    assert {path[-2] for path in frozen} >= {'q_proj', 'o_proj'}
     for path, x in ours.items():
-        assert (x == theirs[path]).all() == (path in kept), path
-    trains = sum(x.size for path, x in ours.items() if path not in kept)
+        assert (x == theirs[path]).all() == (path in frozen), path
+    trains = sum(x.size for path, x in ours.items() if path not in frozen)
     assert count(before.critic_opt_state) == count(after.critic_opt_state) == 2 * trains
     policy = (traverse_util.flatten_dict(x.params) for x in (before, after))
     moved = jax.tree.map(lambda x, y: bool((x != y).any()), *policy)
@@ -328,7 +330,7 @@ def test_eight_devices_update_adapters_like_one():
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), one, eight)
 
 
-def test_adapters_lie_along_their_kernels():
+def test_adapters_are_sharded_like_their_kernels():
     """A is split like the kernel's input, B like its output; the rank is never split."""
     mesh = sharding.make_mesh(2, 2, 2)
     abstract = jax.eval_shape(lambda: tiny_models.with_adapters(TINY, rank=4))

@@ -57,7 +57,7 @@ def test_token_logprobs_shift_by_hand():
 
 @pytest.mark.parametrize('row_tokens', [4, 6])
 @pytest.mark.parametrize('chunk_size', [None, 5])
-def test_masked_tokens_alone_see_the_head(chunk_size, row_tokens):
+def test_only_masked_tokens_reach_the_head(chunk_size, row_tokens):
     hidden, head, tokens = head_case(2)
     mask = jnp.asarray(np.random.default_rng(0).random(tokens.shape) < 0.4).at[0].set(False)
     mask = mask.at[1, -4:].set(True).at[1, :3].set(False)
@@ -178,7 +178,7 @@ def test_clipped_value_loss_by_hand():
     np.testing.assert_allclose(loss, [[2.0, 0.0]])
 
 
-def test_one_token_far_from_the_reference_does_not_own_the_kl():
+def test_one_token_far_from_the_reference_does_not_dominate_the_kl():
     """d = -18 led to a value of 6.6e7 and a gradient of the same size."""
     d, mask = jnp.array([[-18.0, -2.0, 18.0]]), jnp.ones((1, 3), bool)
     kl = functools.partial(losses.kl_penalty, ref_logprobs=jnp.zeros_like(d), mask=mask)
@@ -239,7 +239,7 @@ def test_token_weights_by_hand():
         losses.token_weights(mask, 'micro_mean')
 
 
-def test_an_episode_of_three_rows_weighs_as_one_of_one_row():
+def test_an_episode_of_three_rows_weighs_as_much_as_one_of_one_row():
     """Rows counted as sequences, so an episode of three turns had three quarters of the loss."""
     # an episode of one turn and one of three; two trained tokens in each turn; between them a row
     # of an untrained episode
@@ -263,13 +263,13 @@ def test_an_episode_of_three_rows_weighs_as_one_of_one_row():
 @pytest.mark.parametrize('seed', range(2))
 def test_splitting_an_episode_into_rows_in_any_order_changes_no_weight(aggregation, seed):
     rng = np.random.default_rng(seed)
-    whole = rng.random((6, 5 * 4)) < rng.random((6, 1))
-    whole[2] = False
+    unsplit = rng.random((6, 5 * 4)) < rng.random((6, 1))
+    unsplit[2] = False
     order = rng.permutation(6 * 5)
-    rows = whole.reshape(6 * 5, 4)[order]
+    rows = unsplit.reshape(6 * 5, 4)[order]
     of_episode = functools.partial(losses.token_weights, aggregation=aggregation, norm_length=9)
     split = of_episode(jnp.asarray(rows), episode=jnp.asarray(order // 5), episodes=6)
-    want = np.asarray(of_episode(jnp.asarray(whole))).reshape(6 * 5, 4)[order]
+    want = np.asarray(of_episode(jnp.asarray(unsplit))).reshape(6 * 5, 4)[order]
     np.testing.assert_array_equal(split, want)
     empty = of_episode(jnp.zeros((2, 3), bool))
     assert not empty.any() and losses.weighted_sum(empty, jnp.full((2, 3), jnp.nan)) == 0
@@ -328,7 +328,7 @@ def test_poisoned_padding_changes_neither_value_nor_gradient(poison):
 
     poisoned = np.where(mask, arrays, poison)
     program = jax.jit(jax.value_and_grad(total))
-    clean, dirty = (program(given[0], given[1:]) for given in (arrays, poisoned))
+    clean, dirty = (program(inputs[0], inputs[1:]) for inputs in (arrays, poisoned))
     np.testing.assert_array_equal(clean[0], dirty[0])
     np.testing.assert_array_equal(clean[1], dirty[1])
     assert np.isfinite(dirty[1]).all()

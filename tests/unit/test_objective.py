@@ -60,8 +60,8 @@ def test_ratio_metrics_by_hand():
     np.testing.assert_allclose(sums['policy/kl_old'], -np.log(4), rtol=1e-5)  # of 2 .5 4 1
     # r - 1 - ln r: 1 - ln 2, -1/2 + ln 2, 3 - ln 4, 0
     np.testing.assert_allclose(sums['policy/kl_old_k3'], 3.5 - np.log(4), rtol=1e-4)
-    found = GRPO(clip=Clip(0.2, 0.28, 3.0)).clipped(logprobs, batch)
-    assert {name: np.flatnonzero(tokens).tolist() for name, tokens in found.items()} == {
+    clipped = GRPO(clip=Clip(0.2, 0.28, 3.0)).clipped(logprobs, batch)
+    assert {name: np.flatnonzero(tokens).tolist() for name, tokens in clipped.items()} == {
         'policy/clip_frac_high': [1],
         'policy/clip_frac_low': [2],
         'policy/clip_frac_dual': [3],

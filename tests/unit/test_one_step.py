@@ -39,7 +39,7 @@ def one(broadcasting):
 
 
 @pytest.fixture(scope='module')
-def played(one):
+def episodes(one):
     """Return (parameters, rollout): groups with different returns, and one with equal returns."""
     params = one.init(jax.random.key(0))
     rollout = one.collect(params, np.repeat(np.arange(4), GROUP), jax.random.key(1))
@@ -78,8 +78,8 @@ def package_batch(rollout, old_logprobs):
 
 
 @pytest.mark.soak
-def test_its_sampler_its_trainer_and_the_package_agree_on_log_probabilities(one, played):
-    params, rollout = played
+def test_sampler_trainer_and_package_agree_on_log_probabilities(one, episodes):
+    params, rollout = episodes
     package = np.where(rollout.mask, logprobs_of(one, params, rollout), 0.0)
     trainer = np.where(rollout.mask, one.token_logprobs(params, rollout.tokens), 0.0)
     assert rollout.mask.sum() > 50
@@ -87,8 +87,8 @@ def test_its_sampler_its_trainer_and_the_package_agree_on_log_probabilities(one,
     np.testing.assert_allclose(rollout.logprobs, package, atol=2e-6)
 
 
-def test_advantages_loss_and_gradient_are_those_of_the_package(one, played):
-    params, rollout = played
+def test_advantages_loss_and_gradient_equal_those_of_the_package(one, episodes):
+    params, rollout = episodes
     rng = np.random.default_rng(2)  # an older policy: ratios on both sides of the clip
     old = np.where(rollout.mask, rollout.logprobs + rng.normal(0, 0.3, rollout.mask.shape), 0.0)
     batch, algorithm = package_batch(rollout, jnp.float32(old)), GRPO(kl=KL(0.0))
@@ -102,8 +102,8 @@ def test_advantages_loss_and_gradient_are_those_of_the_package(one, played):
         per_token = algorithm.loss(logprobs_of(one, params, rollout), batch)
         return losses.weighted_sum(weights, per_token)
 
-    given = params, rollout.tokens, rollout.mask, jnp.float32(old), advantages
-    ours = jax.jit(jax.value_and_grad(one.loss))(*given)
+    inputs = params, rollout.tokens, rollout.mask, jnp.float32(old), advantages
+    ours = jax.jit(jax.value_and_grad(one.loss))(*inputs)
     theirs = jax.jit(jax.value_and_grad(package_loss))(params)
     assert abs(float(theirs[0])) > 1e-3
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=3e-6), ours, theirs)

@@ -46,7 +46,7 @@ def lengths(out, task):
 # ---- by hand -------------------------------------------------------------------------------------
 
 
-def test_of_as_many_episodes_as_slots_the_first_of_each_group_comes_first():
+def test_each_block_of_episodes_starts_with_the_first_of_each_group():
     # Groups 7 and 5 of three in 4 slots: 0 and 3 first, then 1 and 2; 4 starts the next four
     order = openings.readers_first(jnp.array([7, 7, 7, 5, 5, 5]), 4)
     assert order.tolist() == [0, 3, 1, 2, 4, 5]
@@ -76,20 +76,20 @@ def donors(level, prompts, length, written):
     return jnp.where(follows, donor, -1).tolist()
 
 
-def test_a_slot_copies_one_of_its_level_that_has_read_the_same():
+def test_a_slot_copies_a_slot_of_its_level_with_the_same_prompt():
     # Slot 1 has read for group 7; slot 2 starts in group 7, slots 3 and 4 in group 5
     prompts = [[8, 9, 0], [6, 0, 0], [6, 0, 0]]
     written = [[6, 0, 0], [8, 9, 0], *prompts]
     assert donors([3, 7, 7, 5, 5], prompts, [1, 2, 0, 0, 0], written) == [1, -1, -1]
 
 
-@pytest.mark.parametrize('told', [[8, 4, 0], [8, 0, 0], [8, 9, 9]], ids=['word', 'less', 'more'])
-def test_a_slot_reads_what_its_own_world_says(told):
+@pytest.mark.parametrize('prompt', [[8, 4, 0], [8, 0, 0], [8, 9, 9]], ids=['word', 'less', 'more'])
+def test_a_slot_with_another_prompt_reads_it_itself(prompt):
     """The environment is random for each member: the same level, but other tokens."""
-    assert donors([7, 7], [told], [2, 0], [[8, 9, 0], told]) == [-1]
+    assert donors([7, 7], [prompt], [2, 0], [[8, 9, 0], prompt]) == [-1]
 
 
-def test_a_copy_of_a_row_takes_the_cache_of_the_opponent_too():
+def test_copying_a_row_also_copies_the_cache_of_the_opponent():
     cache = tiny.config().init_cache(3, 4)
     number = jnp.arange(1.0, 4.0).reshape(3, 1, 1)
     cache = jax.tree.map(lambda x: jnp.zeros_like(x) + number.astype(x.dtype), cache)
@@ -111,7 +111,7 @@ def test_a_copy_of_a_row_takes_the_cache_of_the_opponent_too():
 # ---- rollouts ------------------------------------------------------------------------------------
 
 
-def test_members_of_a_group_play_as_if_each_had_read_all_of_its_own():
+def test_group_members_play_as_if_each_had_read_its_full_prompt():
     """Rollouts are bit-identical, and only one member of a group reads the first observation."""
     out, counters = play(share=True, slots=16)
     alone, before = read_alone(slots=16)
@@ -124,7 +124,7 @@ def test_members_of_a_group_play_as_if_each_had_read_all_of_its_own():
 
 
 @pytest.mark.soak
-def test_groups_that_do_not_fit_into_the_slots_copy_what_is_still_there():
+def test_groups_that_do_not_fit_into_the_slots_copy_from_remaining_slots():
     settings = dict(slots=3, serve_rows=2)
     out, counters = play(share=True, **settings)
     alone, before = read_alone(**settings)
@@ -134,7 +134,7 @@ def test_groups_that_do_not_fit_into_the_slots_copy_what_is_still_there():
 
 
 @pytest.mark.soak
-def test_shards_of_a_mesh_copy_among_their_own_slots():
+def test_mesh_shards_copy_only_within_their_slots():
     """Each of four shards has a group with two members in the first block."""
     collected, shards = [], 4
     for share in (True, False):
@@ -153,7 +153,7 @@ def test_shards_of_a_mesh_copy_among_their_own_slots():
 
 
 @pytest.mark.soak
-def test_continuations_of_members_are_those_without():
+def test_sharing_does_not_change_continuations():
     listed = tiny.episodes('frozen_lake')
     settings = dict(listed=with_forks(listed, continuations=2, max_turns=tiny.BUDGETS['max_turns']))
     out, counters = play(schedule=Forked(openings.SharedPrompts(), copies=True), **settings)
@@ -165,7 +165,7 @@ def test_continuations_of_members_are_those_without():
 
 
 @pytest.mark.soak
-def test_agents_that_write_and_try_again_read_further_trials_themselves():
+def test_agents_with_plans_and_retries_read_later_trials_themselves():
     agent = agents.Agent(plans=True, reflects=True, trials=2)
     task = tiny.task('frozen_lake', agent=agent, max_turns=7)
     settings = dict(task_=task, max_tokens=400)
@@ -188,7 +188,7 @@ def test_agents_that_write_and_try_again_read_further_trials_themselves():
     ],
     ids=['groups', 'no groups', 'a window', 'validation', 'several samples'],
 )
-def test_runs_share_where_a_level_is_played_more_than_once(training, fields, share):
+def test_runs_share_prompts_if_a_level_occurs_more_than_once(training, fields, share):
     cfg = read_config(micro_runs.config('frozen_lake', algorithm='ppo', **fields))
     mesh = parts.build_mesh(cfg)
     settings = parts.rollout_settings(cfg, tiny.config(), mesh, training=training)

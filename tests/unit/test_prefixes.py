@@ -39,7 +39,7 @@ def units(shapes, vocabulary=3):
     return np.where(real, tokens, 0), real, lengths
 
 
-def test_what_rows_share_and_what_is_left_by_hand():
+def test_shared_and_remaining_tokens_by_hand():
     tokens = jnp.asarray([[5, 6, 7, 0], [5, 6, 7, 8], [5, 9, 7, 0], [5, 6, 0, 0]])
     real = tokens > 0
     assert prefixes.shared(tokens, real, 2).tolist() == [[3, 3], [3, 1]]
@@ -58,7 +58,7 @@ PACK = jax.jit(prefixes.pack, static_argnames=('unit', 'room'))
 
 @settings(max_examples=40, deadline=None)
 @given(shapes=st.lists(ROW, min_size=2 * UNIT, max_size=2 * UNIT))
-def test_every_token_sees_its_own_row_and_nothing_else(shapes):
+def test_every_token_attends_only_to_its_row(shapes):
     tokens, real, lengths = units(shapes)
     needed = int(prefixes.rest(tokens, real, jnp.asarray(lengths), UNIT).max())
     room = max(8, -(-needed // 8) * 8)
@@ -69,10 +69,10 @@ def test_every_token_sees_its_own_row_and_nothing_else(shapes):
         np.testing.assert_array_equal(packed.tokens[unit, places], tokens[row, :length])
         np.testing.assert_array_equal(packed.positions[unit, places], np.arange(length))
         for query in range(length):
-            assert sorted(seen(packed, unit, places[query])) == sorted(places[: query + 1])
+            assert sorted(attends_to(packed, unit, places[query])) == sorted(places[: query + 1])
 
 
-def seen(packed, unit, place):
+def attends_to(packed, unit, place):
     """Return the positions in a unit that a token of the unit attends to."""
     if place < LENGTH:
         return np.flatnonzero(packed.lead[unit, place])
@@ -88,7 +88,7 @@ SHAPES = [(0, 20), (15, 18), (15, 24), (19, 20), (0, 9), (9, 9), (0, 12), (3, 7)
 @pytest.mark.parametrize(
     'scan', [pytest.param(False, marks=pytest.mark.soak), True], ids=['layers', 'loop']
 )
-def test_states_and_gradients_are_those_of_whole_rows(scan):
+def test_states_and_gradients_equal_those_of_full_rows(scan):
     config = dataclasses.replace(CONFIG, scan_layers=scan, remat=scan)
     tokens, real, _ = units(SHAPES, vocabulary=config.vocab_size)
     positions = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
@@ -103,15 +103,15 @@ def test_states_and_gradients_are_those_of_whole_rows(scan):
 
         return jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICK)(params)
 
-    whole = outcome(config.forward)
+    full = outcome(config.forward)
     packed = outcome(functools.partial(prefixes.forward, config, unit=UNIT, room=16))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), packed, whole)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), packed, full)
 
 
 # ---- updates -------------------------------------------------------------------------------------
 
 
-def alike_rollout(rows=16, length=30):
+def shared_prefix_rollout(rows=16, length=30):
     """Return rows; in each four consecutive rows, all have the first tokens of one of them."""
     rollout = toy.random_rollout(0, rows=rows, length=length, turns=4)
     lead = jnp.arange(rows) // UNIT * UNIT
@@ -153,22 +153,22 @@ def assert_close(a, b):
 
 @pytest.mark.soak
 @pytest.mark.parametrize('critic', [False, True], ids=['one backbone', 'a critic'])
-def test_an_update_is_the_same_step(critic):
-    rollout = alike_rollout()
+def test_shared_prefixes_do_not_change_the_update(critic):
+    rollout = shared_prefix_rollout()
     batch = jax.jit(functools.partial(PPO().make_batch, group_size=4))(
         rollout, toy.scores_of(rollout)
     )
-    kept = ~jnp.isin(jnp.arange(16), jnp.asarray([1, 4, 5, 6, 7, 12]))  # a unit, a lead, a row
+    trained = ~jnp.isin(jnp.arange(16), jnp.asarray([1, 4, 5, 6, 7, 12]))  # a unit, a lead, a row
     batch = batch.replace(
-        mask=batch.mask & kept[:, None], value_mask=batch.value_mask & kept[:, None]
+        mask=batch.mask & trained[:, None], value_mask=batch.value_mask & trained[:, None]
     )
     fns = model_functions(CONFIG, None, has_critic=True, shares_backbone=not critic)
     run = functools.partial(step_of, batch, fns, critic, num_minibatches=2, num_microbatches=2)
-    whole = run()
-    assert_close(run(widths=2, prefix_rows=4 - 2 * critic, sparse=critic), whole)
+    expected = run()
+    assert_close(run(widths=2, prefix_rows=4 - 2 * critic, sparse=critic), expected)
     if critic:
         mesh = sharding.make_mesh(2, 1, 1, jax.devices()[:2])
         rows = sharding.shard_rows(mesh)
         fns = model_functions(CONFIG, rows, has_critic=True, shares_backbone=False)
         spread = functools.partial(step_of, batch, fns, critic, mesh, num_minibatches=2)
-        assert_close(spread(layout=rows, widths=2, prefix_rows=4), whole)
+        assert_close(spread(layout=rows, widths=2, prefix_rows=4), expected)

@@ -31,9 +31,9 @@ def test_a_rule_holds_if_one_of_its_needs_does(needs, holds):
 
 def test_the_error_names_all_fields_with_their_values():
     rule = must('a.x', 'a multiple of a.y', lambda subject: False, unless={'b.z': 'off'})
-    found = rule.check(None, VALUES)
-    assert set(found.fields) == {'a.x', 'a.y', 'b.z'}
-    assert all(word in found.sentence for word in ('a.x=3', 'a.y=0', "b.z='on'"))
+    error = rule.check(None, VALUES)
+    assert set(error.fields) == {'a.x', 'a.y', 'b.z'}
+    assert all(word in error.sentence for word in ('a.x=3', 'a.y=0', "b.z='on'"))
     both = exclude({'a.x': 0}, {'a.y': 1, 'b.z': 'off'}, 'why')
     assert [rule.check(None, VALUES).fields for rule in both] == [('a.x', 'a.y'), ('a.x', 'b.z')]
 
@@ -52,4 +52,4 @@ class Larger(World):
 
 def test_a_world_has_the_rules_of_its_bases():
     assert len(rules_of(Larger())) == 2 and not broken_by(Larger(1))
-    assert [found.fields for found in broken_by(Larger(4))] == [('world.size',)] * 2
+    assert [broken.fields for broken in broken_by(Larger(4))] == [('world.size',)] * 2

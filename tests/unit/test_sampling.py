@@ -27,15 +27,15 @@ def sorted_nucleus(p, top_p):
 def test_top_p_by_bisection_equals_sorting(top_p):
     rng = np.random.default_rng(0)
     weights = np.exp(rng.normal(size=(20, 1000)) * 3).astype(np.float32)
-    kept = np.asarray(sampling.truncate(jnp.asarray(weights), top_k=0, top_p=top_p)) > 0
-    for row, mask in zip(weights.astype(np.float64), kept, strict=True):
+    masks = np.asarray(sampling.truncate(jnp.asarray(weights), top_k=0, top_p=top_p)) > 0
+    for row, mask in zip(weights.astype(np.float64), masks, strict=True):
         np.testing.assert_array_equal(mask, sorted_nucleus(row, top_p))
 
 
 def test_top_k_keeps_the_k_largest():
     weights = jnp.asarray(np.random.default_rng(1).permutation(300)[None].astype(np.float32) + 1)
-    kept = np.asarray(sampling.truncate(weights, top_k=7, top_p=1.0))[0]
-    assert sorted(kept[kept > 0]) == [294.0, 295.0, 296.0, 297.0, 298.0, 299.0, 300.0]
+    truncated = np.asarray(sampling.truncate(weights, top_k=7, top_p=1.0))[0]
+    assert sorted(truncated[truncated > 0]) == [294.0, 295.0, 296.0, 297.0, 298.0, 299.0, 300.0]
 
 
 @pytest.mark.slow('draws often enough for a statistical test')
@@ -68,14 +68,14 @@ def test_truncated_logprobs_are_renormalised():
     np.testing.assert_allclose(logprob[0], np.log(0.5 / 0.8), atol=1e-6)
 
 
-def test_greedy_takes_the_first_of_equals_in_any_block():
+def test_greedy_takes_the_first_of_equal_logits_in_any_block():
     logits = jnp.zeros((2, 300)).at[0, jnp.array([140, 270])].set(3.0).at[1, 255:257].set(1.0)
     token, logprob = sampling.sample(logits, jnp.zeros(2), temperature=0.0)
     assert token.tolist() == [140, 255]
     np.testing.assert_allclose(logprob, jax.nn.log_softmax(logits)[jnp.arange(2), token], atol=1e-6)
 
 
-def test_rows_with_settings_of_their_own_draw_as_alone():
+def test_rows_with_separate_settings_draw_as_if_alone():
     """Each row has a temperature and a top_p; it is greedy if either is 0."""
     rng = np.random.default_rng(4)
     logits = jnp.asarray(rng.normal(size=(6, 300)) * 2, jnp.float32)
@@ -85,9 +85,9 @@ def test_rows_with_settings_of_their_own_draw_as_alone():
     token, logprob = jax.jit(programs.sample_rows)(logits, uniform, temperature, top_p)
     for row, (t, p) in enumerate(settings):
         one = slice(row, row + 1)
-        own = sampling.sample(logits[one], uniform[one], temperature=t, top_p=p)
-        assert token[row] == own[0][0]
-        np.testing.assert_allclose(logprob[row], own[1][0], atol=1e-6)
+        expected = sampling.sample(logits[one], uniform[one], temperature=t, top_p=p)
+        assert token[row] == expected[0][0]
+        np.testing.assert_allclose(logprob[row], expected[1][0], atol=1e-6)
     zero = jnp.zeros(6)
     token, logprob = programs.sample_rows(logits, uniform, zero + 1, zero)
     assert (token == logits.argmax(1)).all()
@@ -96,7 +96,7 @@ def test_rows_with_settings_of_their_own_draw_as_alone():
     assert (token == logits.argmax(1)).all()
 
 
-def test_draws_among_the_largest_reach_all_of_them_and_no_other():
+def test_top_k_draws_reach_exactly_the_k_largest():
     logits = jnp.asarray(np.random.default_rng(3).permutation(300), jnp.float32) / 100
     uniform = (jnp.arange(64) + 0.5) / 64
     rows = jnp.broadcast_to(logits, (64, 300))
@@ -108,7 +108,7 @@ def test_draws_among_the_largest_reach_all_of_them_and_no_other():
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_sampling_writes_nothing_of_the_size_of_its_logits(temperature):
+def test_sampling_allocates_nothing_of_the_size_of_its_logits(temperature):
     """Weights were written and read three times; greedy searched for the maximum sequentially."""
     logits, uniform = jnp.zeros((8, 10_240)), jnp.zeros(8)
     sample = functools.partial(sampling.sample, temperature=temperature)
@@ -122,7 +122,7 @@ def test_sampling_writes_nothing_of_the_size_of_its_logits(temperature):
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf])
 @pytest.mark.parametrize('how', [{}, {'temperature': 0.0}, {'top_k': 5}, {'top_p': 0.9}], ids=str)
-def test_one_logit_that_is_not_finite_shows_in_the_log_probability(how, bad):
+def test_a_non_finite_logit_gives_a_non_finite_log_probability(how, bad):
     """The token is still in the vocabulary."""
     logits = jnp.asarray(np.random.default_rng(3).normal(size=(3, 300)), jnp.float32)
     wrong = logits.at[1, 200].set(bad)
@@ -144,9 +144,9 @@ def draw_on(sizes, logits, uniform, **how):
         check_vma=False,
     )
     parts = NamedSharding(mesh, P(('data', 'fsdp'), 'tensor' if sizes[2] > 1 else None))
-    given = jax.device_put(logits, parts), jax.device_put(uniform, NamedSharding(mesh, rows))
-    program = jax.jit(draw).lower(*given).compile()
-    return *jax.device_get(program(*given)), program.as_text()
+    inputs = jax.device_put(logits, parts), jax.device_put(uniform, NamedSharding(mesh, rows))
+    program = jax.jit(draw).lower(*inputs).compile()
+    return *jax.device_get(program(*inputs)), program.as_text()
 
 
 HOW = [{}, {'temperature': 0.0}, {'temperature': 0.7, 'top_k': 40}, {'top_p': 0.9}]
@@ -154,7 +154,7 @@ HOW = [{}, {'temperature': 0.0}, {'temperature': 0.7, 'top_k': 40}, {'top_p': 0.
 
 @pytest.mark.parametrize('sizes', [(4, 1, 2), (1, 1, 8)], ids=str)
 @pytest.mark.parametrize('how', HOW, ids=str)
-def test_parts_of_the_vocabulary_draw_as_the_whole_and_stay_where_they_are(how, sizes):
+def test_a_split_vocabulary_draws_like_the_full_one_without_gathering(how, sizes):
     """Every step gathered the logits of all rows, because 75 blocks are not divisible by 2."""
     rows, vocab = 16, 9_600
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(rows, vocab)) * 3, jnp.float32)
@@ -164,16 +164,16 @@ def test_parts_of_the_vocabulary_draw_as_the_whole_and_stay_where_they_are(how, 
     drawn, its_logprob, text = draw_on(sizes, logits, uniform, **how)
     np.testing.assert_array_equal(drawn, token)
     np.testing.assert_allclose(its_logprob, logprob, atol=2e-6)
-    most, exchanges = (
+    limit, exchanges = (
         rows // sizes[0] * vocab / 16,
         'all-gather|all-reduce|all-to-all|collective-permute',
     )
     exchanged = re.findall(rf'= (.*?) (?:{exchanges})(?:-start)?\(', text)
     shapes = [shape for each in exchanged for shape in re.findall(r'\[([\d,]+)\]', each)]
-    assert max(math.prod(map(int, shape.split(','))) for shape in shapes) <= most, exchanged
+    assert max(math.prod(map(int, shape.split(','))) for shape in shapes) <= limit, exchanged
 
 
-def test_one_part_is_the_program_of_no_parts():
+def test_one_part_compiles_to_the_program_without_parts():
     """Runs on one device are bit-identical to runs before vocabularies could be split."""
     logits, uniform = jnp.zeros((3, 300)), jnp.zeros(3)
     text = [

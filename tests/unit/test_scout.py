@@ -1,4 +1,4 @@
-"""The scout's PPO: advantages, episodes, legal actions, plans, and the same bits after a pause."""
+"""The scout's PPO: advantages, episodes, legal actions, plans, and bit-identical resumption."""
 
 import dataclasses
 
@@ -20,13 +20,13 @@ def game_of(env, budget=5, levels=8):
 
 
 def test_advantages_by_hand():
-    """discount .5, lambda .5; the first episode ends with step 1, the second goes on."""
+    """discount .5, lambda .5; the first episode ends with step 1, the second continues."""
     reward = jnp.array([[1.0], [2.0], [4.0]])
     value = jnp.array([[2.0], [6.0], [8.0]])
     over = jnp.array([[False], [True], [False]])
     # t=2: 4 + .5 * 10 - 8 = 1. t=1: 2 - 6 = -4. t=0: 1 + .5 * 6 - 2 = 2, plus .25 * -4
-    found = scout.gae(reward, value, over, jnp.array([10.0]), 0.5, 0.5)
-    np.testing.assert_allclose(found[:, 0], [1.0, -4.0, 1.0])
+    advantages = scout.gae(reward, value, over, jnp.array([10.0]), 0.5, 0.5)
+    np.testing.assert_allclose(advantages[:, 0], [1.0, -4.0, 1.0])
 
 
 def test_illegal_actions_are_never_sampled_and_have_no_gradient():
@@ -69,7 +69,7 @@ def test_an_episode_ends_at_the_goal_or_without_actions_left_and_a_new_one_start
     assert ((np.asarray(steps.reward) == 1) == np.asarray(steps.success)).all()
 
 
-def test_parts_of_a_training_give_the_bits_of_one_training():
+def test_training_in_parts_is_bit_identical_to_one_training():
     game, pool = game_of(DRY)
     start = scout.start(game, pool, TINY)
     assert TINY.updates == 6
@@ -81,8 +81,8 @@ def test_parts_of_a_training_give_the_bits_of_one_training():
     assert (scout.start(game, pool, other).net['first'][0] != start.net['first'][0]).any()
 
 
-def test_a_plan_is_the_greedy_play_of_an_episode():
-    """The episode is played here step by step, with the environment's own functions."""
+def test_a_plan_is_a_greedy_episode():
+    """The episode is played here step by step, with the environment's functions."""
     game, pool = game_of(DRY)
     net = scout.start(game, pool, TINY).net
     states = jax.vmap(DRY.reset_level, (0, None))(jnp.arange(8), pool)
@@ -99,7 +99,7 @@ def test_a_plan_is_the_greedy_play_of_an_episode():
 
 
 @pytest.mark.parametrize('env', [DRY, Sokoban(search_depth=10), Bandit(), Library(), BabyAI()])
-def test_features_are_a_fixed_row_of_finite_numbers_that_tell_levels_apart(env):
+def test_features_are_finite_rows_of_fixed_length_that_distinguish_levels(env):
     _, pool = game_of(env)
     states = jax.vmap(env.reset_level, (0, None))(jnp.arange(4), pool)
     rows = np.asarray(jax.vmap(env.features, (0, None))(states, pool))

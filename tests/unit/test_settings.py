@@ -31,11 +31,11 @@ from experiments import common
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DRAWS = int(os.environ.get('CONFIG_DRAWS', '6'))
 LEAVES = tree.defaults(Config)  # every field except environment settings
-OWN = {name: tree.leaves(cls) for name, cls in ALGORITHMS.items()}
+FIELDS = {name: tree.leaves(cls) for name, cls in ALGORITHMS.items()}
 EVERY = pytest.mark.parametrize('name', ALGORITHMS)
 
 
-def given(algorithm, **changes):
+def config_for(algorithm, **changes):
     cfg = small.get_config()
     cfg.algorithm = algorithm
     if algorithm == 'opd':
@@ -127,10 +127,10 @@ PAPERS = [
 
 
 @pytest.mark.parametrize('algorithm, values', PAPERS)
-def test_a_name_does_what_its_paper_does(algorithm, values):
+def test_an_algorithm_has_the_settings_of_its_paper(algorithm, values):
     """GSPO had PPO's clip range, Dr.GRPO only the advantage, DAPO one of its four parts, CISPO a
     lower bound."""
-    full = tree.flat(effective(given(algorithm)))
+    full = tree.flat(effective(config_for(algorithm)))
     parts = ('loss', 'turn_credit', 'evol', 'opd', 'filter')
     fields = {n.split('.')[1]: x for part in reversed(parts) for n, x in of(part, full).items()}
     for word in values.split():
@@ -143,13 +143,13 @@ def of(section, full):
 
 
 @EVERY
-def test_fields_of_the_algorithm_have_values_and_a_second_time_changes_nothing(name):
-    cfg = given(name)
+def test_effective_sets_the_fields_of_the_algorithm_and_is_idempotent(name):
+    cfg = config_for(name)
     before = cfg.to_dict()
     full = effective(cfg)
     assert cfg.to_dict() == before and effective(full).to_dict() == full.to_dict()
     values = tree.flat(full)
-    lacking = {n for _, _, every in tree.variants(Config) for n in every} - OWN[name].keys()
+    lacking = {n for _, _, every in tree.variants(Config) for n in every} - FIELDS[name].keys()
     assert all(values[n] is None for n in lacking if LEAVES[n].default is None)
     run = config.read(cfg)
     assert run == config.read(full) and hash(run.algorithm) == hash(config.read(full).algorithm)
@@ -158,7 +158,7 @@ def test_fields_of_the_algorithm_have_values_and_a_second_time_changes_nothing(n
 
 
 def test_saved_configs_with_removed_fields_are_read_unless_a_removed_field_had_an_effect():
-    saved = json.loads(effective(given('grpo')).to_json_best_effort())
+    saved = json.loads(effective(config_for('grpo')).to_json_best_effort())
     removed = {n: off for fields in migration.REMOVED.values() for n, off in fields.items()}
     for name, off in removed.items():
         section, _, field = name.rpartition('.')
@@ -176,7 +176,7 @@ def test_saved_configs_with_removed_fields_are_read_unless_a_removed_field_had_a
         'env.name': 'textcraft',
         'hosts.launch': 2,
     }
-    expected = config.read(given('grpo', **now), None)
+    expected = config.read(config_for('grpo', **now), None)
     assert config.read(migration.migrate(saved), None) == expected
     saved['filter']['soft'] = True
     with pytest.raises(ValueError, match='sets filter.soft=True, .* use commit 55cb303'):
@@ -200,7 +200,7 @@ def test_fields_of_earlier_versions_on_a_command_line(capsys):
         migration.arguments(['--config.filter.soft=True'])
 
 
-def test_configs_of_methods_are_the_methods():
+def test_configs_of_methods_match_the_methods():
     """The command for AgentEvol trained on a quarter of the groups and imitated random play. "GRPO
     as in the paper" had a filter, clip-higher and a fivefold entropy bonus."""
     run = config.read(common.load_config('configs/agent_evol.py'))
@@ -223,7 +223,7 @@ def test_configs_of_methods_are_the_methods():
 # ---- published results ---------------------------------------------------------------------------
 
 
-def listed():
+def published_configs():
     """Yield (source, its configs) of every published result."""
     plain = 'demo_cloned demo_library demo_library_mt demo_sokoban demo_bandit frozen_lake sokoban'
     for path in (*plain.split(), 'bandit', 'library'):
@@ -244,7 +244,7 @@ def listed():
 def behaviour(run):
     """Return the settings of an update in the format of tests/data/effective.json."""
     how, rows, size = run.algorithm, run.rollout, run.batch
-    kept = how.filter.kept(rows.num_groups) * rows.group_size + run.base_rows
+    trained_rows = how.filter.kept(rows.num_groups) * rows.group_size + run.base_rows
     known = {n: x.default for n, x in tree.leaves(type(how), default=how).items()}
     named = {name.split('.')[1]: x for name, x in known.items() if not name.startswith('filter.')}
     constants = {'eps': how.comparison.eps, 'std_floor': 0.0} if hasattr(how, 'comparison') else {}
@@ -260,7 +260,7 @@ def behaviour(run):
             'dual_clip': named.get('dual_clip') or None,
             'value_clip': run.critic.clip or None,
             'value_coef': run.critic.coef,
-            'num_minibatches': kept // size.minibatch_rows,
+            'num_minibatches': trained_rows // size.minibatch_rows,
             'num_microbatches': UpdateSettings.of(run).microbatches,
             'epochs': size.epochs,
             'rule': how.filter.rule,
@@ -271,26 +271,26 @@ def behaviour(run):
 
 
 @pytest.mark.soak
-def test_published_results_have_the_effective_configs_they_were_measured_with():
+def test_published_results_still_have_the_effective_configs_of_their_runs():
     """tests/data/effective.json is from when fields had the same default for all algorithms;
     results with turn_grpo were added later."""
-    kept, seen = json.loads((ROOT / 'tests' / 'data' / 'effective.json').read_text()), set()
-    for source, configs in listed():
-        wanted = [kept['behaviours'][index] for index in kept['configs'][source]]
-        for number, (cfg, want) in enumerate(zip(configs, wanted, strict=True)):
-            found = behaviour(config.read(cfg, None))
+    saved, sources = json.loads((ROOT / 'tests' / 'data' / 'effective.json').read_text()), set()
+    for source, configs in published_configs():
+        expected = [saved['behaviours'][index] for index in saved['configs'][source]]
+        for number, (cfg, want) in enumerate(zip(configs, expected, strict=True)):
+            actual = behaviour(config.read(cfg, None))
             want = want | want['make_batch']
             del want['make_batch']
-            assert {name: found[name] for name in want} == want, (source, number)
-            assert not found.get('bootstrap_truncated')  # added later
-        seen.add(source)
-    assert seen == set(kept['configs'])
+            assert {name: actual[name] for name in want} == want, (source, number)
+            assert not actual.get('bootstrap_truncated')  # added later
+        sources.add(source)
+    assert sources == set(saved['configs'])
 
 
 # ---- rejected configs ----------------------------------------------------------------------------
 # Rules between the sections of a run: test_refusals.py
 
-REFUSED = [
+REJECTED = [
     # fields that the algorithm does not have
     ('grpo', {'loss.gamma': 0.9}, 'loss.gamma'),
     ('grpo', {'turn_credit.mode': 'gtpo'}, 'turn_credit.mode'),
@@ -308,25 +308,25 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize('algorithm, changes, words', REFUSED)
-def test_what_would_do_nothing_or_harm_is_refused(algorithm, changes, words):
-    with pytest.raises(ValueError, match=words) as refused:
-        config.read(given(algorithm, **changes))
-    assert '\n' not in str(refused.value)
+@pytest.mark.parametrize('algorithm, changes, words', REJECTED)
+def test_useless_or_harmful_settings_are_rejected(algorithm, changes, words):
+    with pytest.raises(ValueError, match=words) as error:
+        config.read(config_for(algorithm, **changes))
+    assert '\n' not in str(error.value)
 
 
 @EVERY
-def test_a_value_that_asks_for_nothing_goes_with_every_algorithm(name):
+def test_neutral_values_are_valid_for_every_algorithm(name):
     neutral = {n: x.marks[Neutral].value for n, x in LEAVES.items() if Neutral in x.marks}
-    read = config.read(given(name, **neutral | {'filter.rule': 'top_k'}))
+    read = config.read(config_for(name, **neutral | {'filter.rule': 'top_k'}))
     assert type(read.algorithm) is ALGORITHMS[name] and len(neutral) > 5
 
 
 # ---- output --------------------------------------------------------------------------------------
 
 
-def test_the_shown_config_says_what_is_the_algorithm_s_own_and_what_was_set():
-    lines = config.show(given('gspo', **{'loss.clip_high': 0.3})).splitlines()
+def test_the_printed_config_marks_algorithm_defaults_and_changes():
+    lines = config.show(config_for('gspo', **{'loss.clip_high': 0.3})).splitlines()
     assert 'loss.clip_low = 0.0003  # gspo' in lines
     assert 'loss.clip_high = 0.3  # gspo: 0.0004' in lines
     assert "env.name = 'frozen_lake'" in lines and 'loss.gamma = None' in lines
@@ -348,15 +348,15 @@ def value_of(leaf, default, rng):
     return kind(min(value, SMALL.get(leaf.name, math.inf)))
 
 
-def drawn(seed):
+def random_config(seed):
     """Return a config of a micro run with eight random fields."""
     rng = np.random.default_rng(seed)
     cfg = micro_runs.plain(
         rng.choice(list(ENVIRONMENTS)).item(), **{'steps': 2, 'log.rollouts_every': 0}
     )
     algorithm = rng.choice(list(ALGORITHMS)).item()
-    lacking = {n for _, _, every in tree.variants(Config) for n in every} - OWN[algorithm].keys()
-    known = {n: x for n, x in (LEAVES | OWN[algorithm]).items() if n not in lacking}  # defaults
+    lacking = {n for _, _, every in tree.variants(Config) for n in every} - FIELDS[algorithm].keys()
+    known = {n: x for n, x in (LEAVES | FIELDS[algorithm]).items() if n not in lacking}  # defaults
     defaults = {n: x for n, x in tree.flat(cfg).items() if x is not None}
     numbers = sorted(n for n, x in known.items() if x.kind in (int, float) and n != 'steps')
     words = sorted(n for n, x in known.items() if choices(x))
@@ -374,13 +374,13 @@ def drawn(seed):
 
 @pytest.mark.soak
 @pytest.mark.parametrize('seed', range(DRAWS))
-def test_a_config_drawn_at_random_trains_two_steps_or_is_refused_in_a_sentence(seed, tmp_path):
+def test_a_random_config_trains_two_steps_or_is_rejected_in_one_line(seed, tmp_path):
     """CONFIG_DRAWS=200 tests more configs."""
-    cfg, changes = drawn(seed)
+    cfg, changes = random_config(seed)
     try:
         code = train.train(cfg, str(tmp_path))
-    except ValueError as refused:
-        assert '\n' not in str(refused) and len(str(refused)) > 20, changes
+    except ValueError as error:
+        assert '\n' not in str(error) and len(str(error)) > 20, changes
         return
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
     assert len(rows) == 3 and code == bool(collapse.untrained(rows)), changes
@@ -400,7 +400,7 @@ def test_a_config_drawn_at_random_trains_two_steps_or_is_refused_in_a_sentence(s
         ('own:three', 'cannot be called'),
     ],
 )
-def test_each_kind_of_failing_import_has_its_own_error(name, words, tmp_path, monkeypatch):
+def test_each_kind_of_failing_import_has_a_distinct_error(name, words, tmp_path, monkeypatch):
     """'my_agent:play' was reported as not a module:callable because it imports openai."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / 'own.py').write_text('three = 3\n')

@@ -12,7 +12,7 @@ from agentrl_jax.text import stops
 from agentrl_jax.types import TurnStop
 
 
-def found_by(table, ids):
+def stop_index(table, ids):
     """Return the index of the token that completed a string; -1 = none. The state is final."""
     state, first = jnp.zeros(1, jnp.int32), -1
     for index, token in enumerate(ids):
@@ -27,17 +27,17 @@ def found_by(table, ids):
 
 def test_stop_strings_by_hand():
     table = stops.build_stop_table([b'a', b'b', b'ab', b'', b'abc', b'c'], ['abc'])
-    assert found_by(table, [0, 1, 5, 0]) == 2  # a b c
-    assert found_by(table, [0, 2, 5, 0]) == 2  # a ab c
-    assert found_by(table, [2, 3, 5]) == 2  # ab, a token without bytes, c
-    assert found_by(table, [2, 99, 5]) == 2  # an id beyond the table has no text
-    assert found_by(table, [4, 0]) == 0 and found_by(table, [0, 5, 2]) == -1
-    assert found_by(stops.build_stop_table([b'a', b'b'], []), [0, 1, 1, 0]) == -1
+    assert stop_index(table, [0, 1, 5, 0]) == 2  # a b c
+    assert stop_index(table, [0, 2, 5, 0]) == 2  # a ab c
+    assert stop_index(table, [2, 3, 5]) == 2  # ab, a token without bytes, c
+    assert stop_index(table, [2, 99, 5]) == 2  # an id beyond the table has no text
+    assert stop_index(table, [4, 0]) == 0 and stop_index(table, [0, 5, 2]) == -1
+    assert stop_index(stops.build_stop_table([b'a', b'b'], []), [0, 1, 1, 0]) == -1
     with pytest.raises(ValueError, match='contains an empty string'):
         stops.build_stop_table([b'a'], ['x', ''])
 
 
-def test_what_ends_a_turn_by_hand():
+def test_stop_reasons_of_turns_by_hand():
     """EOS takes precedence over a string, and a string over the length; only live rows change."""
     table = stops.build_stop_table([b'a', b'b', b''], ['b'])
     #   a      b       eos    b and longest  eos and longest  longest  not live
@@ -63,7 +63,7 @@ def test_what_ends_a_turn_by_hand():
 @pytest.mark.parametrize(
     'strings', [('</answer>',), ('aab', 'ab', '</s>'), ('</search>', '</answer>', '```\n')], ids=str
 )
-def test_random_tokens_stop_where_their_text_first_holds_a_string(strings):
+def test_random_tokens_stop_where_their_text_first_contains_a_string(strings):
     pieces = tiny.tokenizer().token_bytes()
     table = stops.build_stop_table(pieces, strings)
     rng, rows, length = np.random.default_rng(0), 400, 24
@@ -76,13 +76,13 @@ def test_random_tokens_stop_where_their_text_first_holds_a_string(strings):
         return state, state == table.last
 
     _, ended = jax.lax.scan(read, jnp.zeros(rows, jnp.int32), jnp.asarray(tokens.T))
-    wanted = [
+    expected = [
         [
             any(s in b''.join(pieces[t] for t in row[: n + 1]) for s in map(str.encode, strings))
             for n in range(length)
         ]
         for row in tokens
     ]
-    wanted = np.array(wanted)
-    assert 20 < wanted[:, -1].sum() < rows
-    np.testing.assert_array_equal(np.asarray(ended).T, wanted)
+    expected = np.array(expected)
+    assert 20 < expected[:, -1].sum() < rows
+    np.testing.assert_array_equal(np.asarray(ended).T, expected)

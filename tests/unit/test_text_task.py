@@ -47,7 +47,7 @@ def test_the_first_message_of_ragen_word_for_word():
 
 
 @pytest.mark.parametrize('style', STYLES)
-def test_the_width_is_that_of_the_longest_prompt_and_no_longer(style):
+def test_the_width_equals_that_of_the_longest_prompt(style):
     """Sokoban: six of the longest row, the longest reward, the warning and an appended end."""
     task = tiny.task('sokoban', style=style)
     size = lambda piece: len(tiny.spelled(piece))  # noqa: E731
@@ -102,12 +102,12 @@ ANSWERS = {  # parts, actions used before -> cell, reward, faultless, actions, s
 
 
 @pytest.mark.parametrize('case', ANSWERS)
-def test_answers_are_played_by_the_rules(case):
+def test_answers_follow_the_rules(case):
     """A fault costs once; an answer without a valid action has no effect except a warning."""
     parts, used, position, reward, valid, actions, stop = ANSWERS[case]
-    given = [RIGHT] if parts is None else parts
-    played = answer(lake(), given, matched=parts is not None, used=used)
-    world, outcome = jax.device_get(played)
+    answer_parts = [RIGHT] if parts is None else parts
+    result = answer(lake(), answer_parts, matched=parts is not None, used=used)
+    world, outcome = jax.device_get(result)
     assert int(world.state.position) == position and float(world.reward) == reward
     assert float(outcome.reward) == reward and bool(outcome.valid) == valid
     assert float(outcome.penalty) == (0 if valid else np.float32(-0.1))
@@ -131,7 +131,7 @@ def test_the_reasons_to_stop_have_an_order():
     assert int(outcome.stop) == ENDS and int(outcome.num_actions) == 2
 
 
-def test_openings_without_thoughts_and_ones_that_do_not_exist():
+def test_openings_without_thoughts_and_unknown_openings():
     task = tiny.task('sokoban', generation_prefix='<answer>')
     tokens, count = text.turn_tokens(task, text.begin(task, 0), True)
     assert tiny.tokenizer().decode(tokens[:count]).endswith('assistant\n<answer>')
@@ -141,10 +141,10 @@ def test_openings_without_thoughts_and_ones_that_do_not_exist():
         lake(generation_prefix='<plan>')
 
 
-def test_each_further_trial_has_a_line_of_its_own():
+def test_each_further_trial_has_a_separate_line():
     three = tiny.task('frozen_lake', agent=agents.build_agent('reflect', trials=3))
-    said = [three.style.again.format(trial=n) for n in (2, 3)]
-    for number, line in enumerate(said):
+    expected = [three.style.again.format(trial=n) for n in (2, 3)]
+    for number, line in enumerate(expected):
         row = three.table.ids[three.offsets.again + number]
         length = int(three.table.length[three.offsets.again + number])
         assert tiny.tokenizer().decode(row[:length].tolist()) == line

@@ -114,7 +114,7 @@ def test_qwen_ids_equal_those_of_the_package_with_the_ranks(qwen):
         assert qwen.encode(text) == expected, text
 
 
-def test_the_real_gguf_holds_the_same_tokenizer(qwen):
+def test_the_real_gguf_contains_the_same_tokenizer(qwen):
     gguf_file = qwen_vocabulary.gguf_tokenizer()
     assert gguf_file.token_bytes() == qwen.token_bytes()
     merges = [json.loads(t._backend.to_str())['model']['merges'] for t in (gguf_file, qwen)]
@@ -140,7 +140,7 @@ def test_folder_and_gguf_of_one_tokenizer_agree(tmp_path):
     assert (folder.chat_template, file.chat_template) == (None, '{{ messages }}')
 
 
-def test_chat_template_comes_from_its_own_file_or_the_settings(tmp_path):
+def test_the_chat_template_comes_from_a_separate_file_or_the_settings(tmp_path):
     write_folder(tmp_path, eos_token='<|im_end|>', chat_template='old')
     assert load_tokenizer(tmp_path).chat_template == 'old'
     named = [{'name': 'tool', 'template': 't'}, {'name': 'default', 'template': 'd'}]
@@ -173,8 +173,8 @@ def test_templates_get_the_special_tokens_that_a_folder_names(tmp_path):
     assert load_tokenizer(tmp_path).named == named
     older = {'mask_token': {'content': '<|im_start|>'}, 'bos_token': '<|im_end|>'}
     (tmp_path / 'special_tokens_map.json').write_text(json.dumps(older))
-    found = load_tokenizer(tmp_path)
-    assert found.named == named | {'mask_token': '<|im_start|>'} and found.bos == '<|im_end|>'
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.named == named | {'mask_token': '<|im_start|>'} and loaded.bos == '<|im_end|>'
     write_folder(tmp_path, eos_token='<|im_end|>', added_tokens_decoder={})
     assert load_tokenizer(tmp_path).bos == ''  # the older file is only used without this field
 
@@ -201,7 +201,7 @@ HALF = demo_tokenizer.DEMO_MODEL.read_bytes()[:4000]
         ('x/tokenizer.json', b'{"model": {}}'),
     ],
 )
-def test_unreadable_tokenizers_are_named(tmp_path, name, content):
+def test_errors_name_unreadable_tokenizers(tmp_path, name, content):
     path = tmp_path / name
     if content is not None:
         path.parent.mkdir(exist_ok=True)
@@ -227,7 +227,7 @@ def test_unreadable_tokenizers_are_named(tmp_path, name, content):
         *(({}, 'ends', ids, '') for ids in ('x', [-1], [10**30])),
     ],
 )
-def test_fields_of_the_wrong_type_are_named_in_a_line(tmp_path, settings, where, value, field):
+def test_errors_name_fields_of_the_wrong_type_in_one_line(tmp_path, settings, where, value, field):
     """Some raised tracebacks from the library, and a large id allocated a list of 34 GB."""
     write_folder(tmp_path, **({'eos_token': '<|im_end|>'} | settings))
     if where == 'ends':
@@ -271,7 +271,7 @@ def small(name):
 
 
 @pytest.mark.parametrize('name', demo_tokenizer.WORLDS)
-def test_texts_of_every_world_come_back_from_every_small_tokenizer(name):
+def test_texts_of_every_world_round_trip_through_every_small_tokenizer(name):
     """Two had no piece for the space, so tool calls could not be parsed."""
     words = [*TEXTS, *demo_tokenizer.corpus(), *demo_tokenizer.phrases(), *demo_tokenizer.rows()]
     for symbols in ('agents', 'babyai', 'textcraft', 'search', 'shop', 'miniwob', 'harness'):
@@ -284,7 +284,7 @@ def test_texts_of_every_world_come_back_from_every_small_tokenizer(name):
         assert tokenizer.decode(ids) == text
 
 
-def test_a_model_without_a_piece_for_the_blank_is_rejected():
+def test_a_model_without_a_piece_for_the_space_is_rejected():
     letters = 'ab'
     model = demo_tokenizer.fit(['<think>'], list(letters) * 2, 263, letters)
     with pytest.raises(ValueError, match='x.model: the model has no piece for a space'):

@@ -68,7 +68,7 @@ def test_gtpo_and_hybrid_by_hand():
     np.testing.assert_allclose(out, [[-1.7, 0.3, 0.3], [1.7, 0, 0]], rtol=1e-6)
 
 
-def test_turn_k_is_compared_only_with_those_that_reached_it():
+def test_turn_k_is_compared_only_among_episodes_that_reached_it():
     # three reach turn 1 with 1, 2, 6; the fourth ended before: a 0 for it would bias the mean
     r = jnp.array([[0, 1.0], [0, 2], [0, 6], [0, 0]])
     how = MTGRPO(mode='mt_local', comparison=Comparison('mean'))
@@ -91,13 +91,13 @@ def reference_turns(r, o, num_turns, healthy, mode, gamma, c, w):
     group, turns = r.shape
     members = [i for i in range(group) if healthy[i]]
     at = [[i for i in members if num_turns[i] > k] for k in range(turns)]
-    played = [[r[i, k] if k < num_turns[i] else 0.0 for k in range(turns)] for i in range(group)]
-    local = np.array([reference_norm([p[k] for p in played], at[k]) for k in range(turns)]).T * c
-    whole = reference_norm(o, members) * w
-    merged = reference_norm([c * sum(played[i]) + w * o[i] for i in range(group)], members)
+    rewards = [[r[i, k] if k < num_turns[i] else 0.0 for k in range(turns)] for i in range(group)]
+    local = np.array([reference_norm([p[k] for p in rewards], at[k]) for k in range(turns)]).T * c
+    outcomes = reference_norm(o, members) * w
+    merged = reference_norm([c * sum(rewards[i]) + w * o[i] for i in range(group)], members)
 
     def togo(i, k, a, b):
-        rest = sum(gamma ** (j - k) * played[i][j] for j in range(k, num_turns[i]))
+        rest = sum(gamma ** (j - k) * rewards[i][j] for j in range(k, num_turns[i]))
         return a * rest + b * gamma ** (num_turns[i] - 1 - k) * o[i]
 
     def future(a, b):
@@ -111,14 +111,14 @@ def reference_turns(r, o, num_turns, healthy, mode, gamma, c, w):
     for i, k in itertools.product(members, range(turns)):
         if k < num_turns[i]:
             out[i, k] = {
-                'or': whole[i],
+                'or': outcomes[i],
                 'mr': merged[i],
-                'mt_v1': whole[i] + (local[i, 0] if k == 0 else 0),
-                'mt_cumulative': whole[i] + local[i, k:].sum(),
-                'mt_local': whole[i] + local[i, k],
+                'mt_v1': outcomes[i] + (local[i, 0] if k == 0 else 0),
+                'mt_cumulative': outcomes[i] + local[i, k:].sum(),
+                'mt_local': outcomes[i] + local[i, k],
                 'gtpo': future(c, w)[i, k],
-                'hybrid': c * future(1, 1)[i, k] + whole[i],
-                'flattened': whole[i] + local[i].sum(),
+                'hybrid': c * future(1, 1)[i, k] + outcomes[i],
+                'flattened': outcomes[i] + local[i].sum(),
             }[mode]
     return out
 
@@ -150,18 +150,18 @@ step_advantages = jax.jit(turn_credit.step_advantages, static_argnames=('group_s
 def test_step_advantages_by_hand():
     # group of two, anchors: row 0: a b, row 1: a c;  a: 1 and 3 -> -1, 1; b and c alone
     anchors = jnp.array([[7, 8], [7, 9]], jnp.uint32)
-    returns, played = jnp.array([[1.0, 5], [3, 6]]), jnp.ones((2, 2), bool)
-    out = step_advantages(returns, anchors, played, group_size=2)
+    returns, valid = jnp.array([[1.0, 5], [3, 6]]), jnp.ones((2, 2), bool)
+    out = step_advantages(returns, anchors, valid, group_size=2)
     np.testing.assert_allclose(out, [[-1, 0], [1, 0]])
-    out = step_advantages(returns, anchors, played, group_size=2, norm='std')
+    out = step_advantages(returns, anchors, valid, group_size=2, norm='std')
     np.testing.assert_allclose(out, [[-(0.5**0.5), 0], [0.5**0.5, 0]], rtol=1e-5)
     # a state that occurs twice in an episode counts twice: a: 1, 5, 3 -> mean 3
     anchors = jnp.array([[7, 7], [7, 9]], jnp.uint32)
-    out = step_advantages(returns, anchors, played, group_size=2)
+    out = step_advantages(returns, anchors, valid, group_size=2)
     np.testing.assert_allclose(out, [[-2, 2], [0, 0]])
     # unplayed turns and other groups are excluded
-    played = jnp.array([[True, True], [False, True]])
-    out = step_advantages(returns, anchors, played, group_size=2)
+    valid = jnp.array([[True, True], [False, True]])
+    out = step_advantages(returns, anchors, valid, group_size=2)
     np.testing.assert_allclose(out, [[-2, 2], [0, 0]])
-    out = step_advantages(returns, anchors, played, group_size=1)
+    out = step_advantages(returns, anchors, valid, group_size=1)
     np.testing.assert_allclose(out, [[-2, 2], [0, 0]])

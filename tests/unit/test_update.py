@@ -27,7 +27,7 @@ def state_of(params, critic_params=None, tx=TX):
 
 
 @functools.cache
-def own_critic_state(tx=TX, **kwargs):
+def separate_critic_state(tx=TX, **kwargs):
     return state_of(toy.toy_params(0), toy.toy_params(1), tx, **kwargs)
 
 
@@ -76,7 +76,7 @@ SEQUENCES = 'seq_mean_token_mean'
 @pytest.mark.parametrize('shared', [False, True])
 def test_every_split_into_microbatches_gives_the_same_step(shared):
     """SGD has rate 0.1, so a tolerance of 1e-7 for parameters is 1e-6 for gradients."""
-    state = state_of(toy.toy_params(0)) if shared else own_critic_state()
+    state = state_of(toy.toy_params(0)) if shared else separate_critic_state()
     batch, fns = toy_batch(), WITH_HEAD if shared else SHARED
     results = [
         toy_update(num_microbatches=parts, fns=fns, **EVERYTHING)(state, batch)
@@ -89,21 +89,21 @@ def test_every_split_into_microbatches_gives_the_same_step(shared):
 def turn_by_turn(batch, turns):
     """Return the batch with one row per turn, in which only the tokens of that turn train."""
     rows = jax.tree.map(lambda x: jnp.repeat(x, turns, axis=0), batch)
-    own = rows.turn == jnp.tile(jnp.arange(turns), len(batch.turn))[:, None]
-    return rows.replace(mask=rows.mask & own, value_mask=rows.value_mask & own)
+    current = rows.turn == jnp.tile(jnp.arange(turns), len(batch.turn))[:, None]
+    return rows.replace(mask=rows.mask & current, value_mask=rows.value_mask & current)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ('aggregation', 'devices'), [('token_mean', 1), ('token_sum_norm', 1), (SEQUENCES, 4)]
 )
-def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devices):
+def test_one_row_per_turn_gives_the_same_step(aggregation, devices):
     """Surrogate, entropy, KL and critic used to count turns as episodes."""
     settings = EVERYTHING | dict(aggregation=aggregation, norm_length=5, num_minibatches=2)
-    state, batch = own_critic_state(), toy_batch(rows=16, length=30, turns=4)
+    state, batch = separate_critic_state(), toy_batch(rows=16, length=30, turns=4)
     batch, key = without_rows(batch, trains=[0, 1, 3, 6, 7, 8, 11, 12, 15]), jax.random.key(3)
     assert len(set(batch.turn.max(1).tolist())) > 2
-    whole, measured = toy_update(**settings)(state, batch, key=key)
+    expected, measured = toy_update(**settings)(state, batch, key=key)
     rows, layout = turn_by_turn(batch, 4), None
     if devices > 1:
         kinds = (AxisType.Auto,)
@@ -112,19 +112,19 @@ def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devi
         state, rows = jax.device_put((state, rows), (NamedSharding(mesh, P()), layout))
     split = dict(together=4, sparse=True, num_microbatches=4, layout=layout)
     after, metrics = toy_update(**split, **settings)(state, rows, key=key)
-    assert_close(whole, after, atol=3e-7)
+    assert_close(expected, after, atol=3e-7)
     del measured['batch/tokens'], metrics['batch/tokens']  # separate rows have other positions
     assert_close(measured, metrics, atol=1e-5)
 
 
-def test_an_update_of_cut_rows_is_the_same_step():
+def test_cut_rows_give_the_same_step():
     state, batch = state_of(toy.toy_params(0)), toy_batch(rows=16, length=30, turns=4)
     lengths = microbatches.used(batch.mask)
     assert len(set(jnp.searchsorted(jnp.asarray(microbatches.menu(30, 4)), lengths).tolist())) > 1
     settings = dict(fns=WITH_HEAD, **EVERYTHING)
-    whole, measured = toy_update(**settings)(state, batch)
+    expected, measured = toy_update(**settings)(state, batch)
     after, metrics = toy_update(widths=4, num_microbatches=4, **settings)(state, batch)
-    assert_close(whole, after, atol=1e-7)
+    assert_close(expected, after, atol=1e-7)
     assert_close(measured, metrics, atol=1e-5)
 
 
@@ -133,14 +133,14 @@ def without_rows(batch, trains):
     return batch.replace(mask=batch.mask & left, value_mask=batch.value_mask & left)
 
 
-def test_leaving_out_what_does_not_train_is_the_same_step():
-    state, batch = own_critic_state(), toy_batch(rows=16, length=30, turns=4)
+def test_skipping_untrained_tokens_gives_the_same_step():
+    state, batch = separate_critic_state(), toy_batch(rows=16, length=30, turns=4)
     batch = without_rows(batch, trains=[1, 6, 7, 12, 15])
     run = functools.partial(toy_update, num_microbatches=4, **EVERYTHING)
-    whole, measured = run()(state, batch)
+    expected, measured = run()(state, batch)
     for cut in ({}, {'widths': 4}):
         after, metrics = run(sparse=True, **cut)(state, batch)
-        assert_close(whole, after, atol=1e-7)
+        assert_close(expected, after, atol=1e-7)
         assert_close(measured, metrics, atol=1e-5)
 
 
@@ -148,7 +148,7 @@ def test_rows_on_four_devices_give_the_step_of_one():
     mesh = jax.make_mesh((4,), ('data',), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
     rows = NamedSharding(mesh, P('data'))
     tx = optax.adam(1e-2)
-    state, batch = own_critic_state(tx=tx), toy_batch(rows=16)
+    state, batch = separate_critic_state(tx=tx), toy_batch(rows=16)
     batch = without_rows(batch, trains=[0, 1, 2, 3, 4, 5, 6, 7, 9, 12])  # two of the last eight
     kwargs = dict(tx=tx, num_minibatches=2, num_microbatches=2, **EVERYTHING)
     one, metrics = toy_update(**kwargs)(state, batch)
@@ -159,7 +159,7 @@ def test_rows_on_four_devices_give_the_step_of_one():
 
 
 def test_two_minibatches_are_two_updates_in_row_order():
-    state, batch = own_critic_state(), toy_batch()
+    state, batch = separate_critic_state(), toy_batch()
     both, _ = toy_update(num_minibatches=2)(state, batch)
     one = toy_update()
     for rows in (slice(0, 4), slice(4, 8)):
@@ -170,14 +170,14 @@ def test_two_minibatches_are_two_updates_in_row_order():
 
 
 def test_epochs_repeat_the_minibatches():
-    state, batch = own_critic_state(), toy_batch()
+    state, batch = separate_critic_state(), toy_batch()
     twice, _ = toy_update(epochs=2)(state, batch)
     one = toy_update()
     state = one(one(state, batch)[0], batch)[0]
     assert_close(twice.params, state.params)
 
 
-def test_a_key_permutes_whole_rows_and_each_epoch_anew():
+def test_a_key_permutes_rows_differently_in_each_epoch():
     plain = update.minibatch_rows(None, rows=12, num_minibatches=3, epochs=2)
     np.testing.assert_array_equal(plain, np.tile(np.arange(12).reshape(3, 4), (2, 1)))
     mixed = np.asarray(
@@ -191,9 +191,9 @@ def test_a_key_permutes_whole_rows_and_each_epoch_anew():
 # ---- against plain autodiff ----------------------------------------------------------------------
 
 
-def test_the_step_is_sgd_on_the_written_loss():
+def test_the_step_is_sgd_on_a_plain_loss():
     """Reference: the loss in five lines, with the full batch and full logits."""
-    state, batch = own_critic_state(), toy_batch()
+    state, batch = separate_critic_state(), toy_batch()
 
     @jax.jit
     def plain(params):
@@ -240,8 +240,8 @@ def test_a_shared_backbone_learns_from_both_losses():
     assert_close(with_head.params, want)
 
 
-def test_the_critic_moves_before_the_policy_and_apart_from_it():
-    state, batch = own_critic_state(), toy_batch()
+def test_the_critic_is_updated_before_the_policy_and_independently():
+    state, batch = separate_critic_state(), toy_batch()
     both, metrics = toy_update()(state, batch)
     alone, _ = toy_update(fns=ALONE)(state_of(state.params), batch)
     assert_close(both.params, alone.params)
@@ -249,8 +249,8 @@ def test_the_critic_moves_before_the_policy_and_apart_from_it():
     assert metrics['value/grad_norm'] > 0
 
 
-def test_two_steps_of_the_critic_are_those_of_two_updates_that_hold_the_policy():
-    state, batch = own_critic_state(), toy_batch()
+def test_two_critic_steps_equal_two_updates_with_a_fixed_policy():
+    state, batch = separate_critic_state(), toy_batch()
     one, _ = toy_update(critic_warmup=9)(state, batch)
     two, measured = toy_update(critic_warmup=9)(one, batch)
     both, same = toy_update(critic_warmup=9, critic_updates=2)(state, batch)
@@ -270,18 +270,18 @@ def nested_values(params, critic, *rows):
     return toy.toy_values(params, critic['rest'] | critic['layer']['self_attn'], *rows)
 
 
-def test_a_frozen_attention_leaves_the_step_of_the_rest_as_it_is():
-    state, batch = own_critic_state(), toy_batch()
+def test_freezing_attention_does_not_change_the_step_of_the_rest():
+    state, batch = separate_critic_state(), toy_batch()
     fns = SHARED.replace(values=nested_values)
     tx = optax.sgd(0.1, momentum=0.9)
-    whole = state_of(state.params, nested(state.critic_params), tx)
-    trained, kept = split_critic(whole.critic_params, freeze_attention=True)
-    assert trained.keys() == {'rest'} and kept.keys() == {'layer'}
-    frozen = whole.replace(critic_opt_state=tx.init(trained))
-    both, measured = toy_update(tx, fns)(whole, batch)
+    full = state_of(state.params, nested(state.critic_params), tx)
+    trained, fixed = split_critic(full.critic_params, freeze_attention=True)
+    assert trained.keys() == {'rest'} and fixed.keys() == {'layer'}
+    frozen = full.replace(critic_opt_state=tx.init(trained))
+    both, measured = toy_update(tx, fns)(full, batch)
     part, less = toy_update(tx, fns, freeze_attention=True)(frozen, batch)
-    assert_same(part.critic_params['layer'], whole.critic_params['layer'])
-    moved = jax.tree.map(lambda x, y: (x != y).any(), both.critic_params['layer'], kept['layer'])
+    assert_same(part.critic_params['layer'], full.critic_params['layer'])
+    moved = jax.tree.map(lambda x, y: (x != y).any(), both.critic_params['layer'], fixed['layer'])
     assert all(jax.tree.leaves(moved))
     assert_close(part.critic_params['rest'], both.critic_params['rest'])
     assert_close(part.params, both.params)
@@ -290,8 +290,8 @@ def test_a_frozen_attention_leaves_the_step_of_the_rest_as_it_is():
     assert sum(momenta) == sum(x.size for x in jax.tree.leaves(trained))
 
 
-def test_a_policy_that_a_warmup_holds_is_not_one_whose_steps_are_skipped():
-    before, run = own_critic_state(), toy_update(critic_warmup=1)
+def test_steps_of_a_policy_in_warmup_do_not_count_as_skipped():
+    before, run = separate_critic_state(), toy_update(critic_warmup=1)
     state, first = run(before, toy_batch())
     assert_same(state.params, before.params)
     assert (state.critic_params['value'] != before.critic_params['value']).any()
@@ -301,9 +301,9 @@ def test_a_policy_that_a_warmup_holds_is_not_one_whose_steps_are_skipped():
     assert second['update/applied'] == second['update/critic_applied'] == 1
 
 
-def test_a_critic_whose_every_step_is_skipped_shows_beside_a_policy_that_trains():
+def test_skipped_critic_steps_are_reported_separately_from_the_policy():
     """update/applied was 1 because one of the two had moved."""
-    state, batch = own_critic_state(), toy_batch()
+    state, batch = separate_critic_state(), toy_batch()
     wrong = batch.replace(returns=jnp.where(batch.mask, 1e30, 0.0))  # its square is inf
     new, metrics = toy_update(num_minibatches=2)(state, wrong)
     assert_same(new.critic_params, state.critic_params)
@@ -316,7 +316,7 @@ def test_a_critic_whose_every_step_is_skipped_shows_beside_a_policy_that_trains(
 
 @pytest.mark.parametrize('poison', [np.nan, np.inf])
 def test_poisoned_padding_changes_neither_parameters_nor_metrics(poison):
-    state, batch = own_critic_state(), toy_batch(faulty=(1,))
+    state, batch = separate_critic_state(), toy_batch(faulty=(1,))
     fields = ('old_logprobs', 'ref_logprobs', 'advantages', 'returns', 'old_values')
     bad = batch.replace(
         **{name: jnp.where(batch.mask, getattr(batch, name), poison) for name in fields}
@@ -328,7 +328,7 @@ def test_poisoned_padding_changes_neither_parameters_nor_metrics(poison):
 @pytest.mark.parametrize('bad', [np.nan, np.inf])
 def test_a_step_that_is_not_finite_is_skipped_and_counted(bad):
     tx = optax.adam(1e-2)
-    state, batch = own_critic_state(tx), toy_batch()
+    state, batch = separate_critic_state(tx), toy_batch()
     first = int(jnp.argmax(batch.mask[0]))
     wrong = batch.replace(advantages=batch.advantages.at[0, first].set(bad))
     new, metrics = toy_update(tx, num_minibatches=2)(state, wrong)
@@ -345,7 +345,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(bad):
 def test_a_batch_without_trained_tokens_changes_nothing():
     """With a zero gradient, Adam with momentum and weight decay would still move parameters."""
     tx = Optim().tx(1e-2)
-    state = own_critic_state(tx)
+    state = separate_critic_state(tx)
     state, _ = toy_update(tx)(state, toy_batch())
     empty = toy_batch(faulty=range(8))
     new, metrics = toy_update(tx)(state, empty)
@@ -362,7 +362,7 @@ def test_a_batch_without_trained_tokens_changes_nothing():
     }  # values that are not computed are nan, not 0
 
 
-def test_an_update_whose_every_step_is_skipped_reports_no_loss():
+def test_an_update_with_only_skipped_steps_reports_no_loss():
     """Loss and gradient norm were 0.0, which hid the failure."""
     state, batch = state_of(toy.toy_params(0)), toy_batch()
     wrong = batch.replace(advantages=jnp.where(batch.mask, jnp.nan, 0.0))
@@ -394,7 +394,7 @@ def test_means_over_optimiser_steps_by_hand():
 # ---- pieces -----------------------------------------------------------------------------------
 
 
-def test_several_steps_of_the_critic_count_as_one_of_its_schedule():
+def test_several_critic_steps_count_as_one_step_of_its_schedule():
     """With two critic steps per policy step, its schedule ended halfway through the run."""
     optim = Optim(schedule='linear', schedule_steps=4, warmup_steps=2)
     alone, twice = optim.rate(0.3), optim.rate(0.3, 2)
@@ -411,17 +411,17 @@ def test_the_optimizer_clips_gradients_and_decays_weights():
 
 
 @pytest.mark.parametrize('schedule', ['constant', 'linear', 'cosine'])
-def test_the_rate_that_is_logged_is_the_one_that_the_optimiser_takes(schedule):
+def test_the_logged_rate_is_the_rate_of_the_optimiser(schedule):
     """Adam without memory steps by the rate; skipped steps do not count."""
     settings = dict(warmup_steps=2, schedule=schedule, schedule_steps=4, final_lr=0.1)
     optim = Optim(lr=0.1, critic_lr=0.3, weight_decay=0.0, beta1=0.0, beta2=0.0, **settings)
     tx = optim.tx(0.1)
-    params, logged, taken = {'w': jnp.array([3.0])}, [], []
+    params, logged, applied = {'w': jnp.array([3.0])}, [], []
     state = state_of(params, critic_params=params, tx=tx)
     state = state.replace(critic_opt_state=tx.init(params))
     for finite in (True, False, True, True, True, True, True, True):
-        found = metrics.learning_rates(state, optim)
-        assert found['optim/critic_lr'] == pytest.approx(0.3 / 2)  # no step
+        rates = metrics.learning_rates(state, optim)
+        assert rates['optim/critic_lr'] == pytest.approx(0.3 / 2)  # no step
         moved, opt_state, _, _, took = update.apply_if_finite(
             tx,
             {'w': jnp.array([50.0 if finite else jnp.nan])},
@@ -430,10 +430,10 @@ def test_the_rate_that_is_logged_is_the_one_that_the_optimiser_takes(schedule):
             jnp.float32(0.0),
             True,
         )
-        logged += [float(found['optim/lr'])] if took else []
-        taken += [float((state.params['w'] - moved['w'])[0])] if took else []
+        logged += [float(rates['optim/lr'])] if took else []
+        applied += [float((state.params['w'] - moved['w'])[0])] if took else []
         state = state.replace(params=moved, opt_state=opt_state)
-    np.testing.assert_allclose(logged, taken, rtol=1e-4)
+    np.testing.assert_allclose(logged, applied, rtol=1e-4)
     assert logged[:2] == pytest.approx([0.05, 0.1])
     ends = {'constant': 0.1, 'linear': 0.1 * 0.1, 'cosine': 0.1 * 0.1}
     assert logged[-1] == pytest.approx(ends[schedule])

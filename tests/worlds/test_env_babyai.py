@@ -59,7 +59,7 @@ FIELDS = ('image', 'cell', 'direction', 'held', 'reward', 'terminated', 'truncat
 
 
 def minigrid_play(data_idx, rng):
-    """Return (actions, FIELDS after each); a third of the players is random, a third the expert."""
+    """Return (actions, FIELDS after each); a third of the players are random, a third experts."""
     seed, index = divmod(int(data_idx), len(pool.LEVELS))
     env = level_maker(pool.LEVELS[index])(seed)
     best = plan(first_state({k: v[seed] for k, v in pool.block(pool.LEVELS[index], 0).items()}))
@@ -80,14 +80,14 @@ def minigrid_play(data_idx, rng):
 
 
 @needs_minigrid
-def test_play_of_all_forty_levels_is_that_of_minigrid():
+def test_play_of_all_forty_levels_matches_minigrid():
     """Compare view, pose, carrying, reward and both ends after every step, on each level."""
     env, rng = BabyAI(), np.random.default_rng(0)
     params = env.make_params(None, num_levels=len(pool.LEVELS))
     games = [minigrid_play(data_idx, rng) for data_idx in np.asarray(params.data_idx)]
     actions = np.full((max(len(actions) for actions, _ in games), len(games)), -1, np.int32)
-    for row, (played, _) in enumerate(games):
-        actions[: len(played), row] = played
+    for row, (moves, _) in enumerate(games):
+        actions[: len(moves), row] = moves
 
     def step(states, action):
         one = jax.vmap(env.step_env, (None, 0, 0, None))
@@ -114,7 +114,7 @@ def test_play_of_all_forty_levels_is_that_of_minigrid():
 
 
 @needs_minigrid
-def test_missions_are_those_of_minigrid_and_the_file_is_what_minigrid_draws():
+def test_missions_and_the_level_file_match_minigrid():
     """export_levels itself rejects a mission that differs from minigrid's."""
     for name in ('PickupDistDebug', 'SynthSeq', 'PutNextS7N4Carrying', 'KeyInBox'):
         fresh, stored = export_levels(name, range(3)), pool.block(name, 0)
@@ -125,27 +125,27 @@ def test_missions_are_those_of_minigrid_and_the_file_is_what_minigrid_draws():
 
 
 @pytest.mark.soak
-def test_the_first_view_shows_the_object_that_is_carried_from_the_start():
+def test_the_first_view_shows_the_object_carried_from_the_start():
     """minigrid hands it over after drawing the first observation."""
     env = BabyAI(levels='PutNextS7N4Carrying')
     params = env.make_params(None, num_levels=4)
     state = env.reset_level(0, params)
     name = int(state.name[state.held])
-    shown = [4 + name // 6, name % 6]  # minigrid counts doors as 4, then key, ball, box
+    carried = [4 + name // 6, name % 6]  # minigrid counts doors as 4, then key, ball, box
     turned = STEP(jax.random.key(0), state, LEFT, params)
     first, second = np.asarray(env.observe(None, state, None, params)), np.asarray(turned[0])
-    assert first[3, 6].tolist() == [1, 0, 0] and second[3, 6].tolist()[:2] == shown
+    assert first[3, 6].tolist() == [1, 0, 0] and second[3, 6].tolist()[:2] == carried
 
 
 # ---- AgentGym's wrapper ------------------------------------------------------------------------
 
 
-def squeezed(text):
+def compact(text):
     """Remove white space, since our sentences are on separate lines."""
     return ''.join(text.split())
 
 
-def wrapped(data_idx):
+def wrapper_game(data_idx):
     seed, index = divmod(int(data_idx), len(pool.LEVELS))
     with contextlib.redirect_stdout(io.StringIO()):
         return Wrapper(gymnasium.make(f'minigrid:{gym_id(pool.LEVELS[index])}').unwrapped, seed)
@@ -154,10 +154,10 @@ def wrapped(data_idx):
 def choose(rng, game):
     """Draw an action: an available one, one that is rejected with a reason, or any name."""
     offered, reasons = list(game.actions), sorted(set(game.errors) & set(AGENTGYM.ACTION_NAMES))
-    luck = rng.random()
-    if luck < 0.1:
+    draw = rng.random()
+    if draw < 0.1:
         return AGENTGYM.ACTION_NAMES[rng.integers(AGENTGYM.num_actions)]
-    if luck < 0.2 and reasons:
+    if draw < 0.2 and reasons:
         return reasons[rng.integers(len(reasons))]
     weights = np.array([3.0 if name.startswith(('go', 'tog', 'pick')) else 1.0 for name in offered])
     return str(rng.choice(offered, p=weights / weights.sum()))
@@ -169,7 +169,7 @@ def wrapper_play():
     params = AGENTGYM.make_params(None, num_levels=40)
     rng, games = np.random.default_rng(0), []
     for data_idx in np.asarray(params.data_idx):
-        game = wrapped(data_idx)
+        game = wrapper_game(data_idx)
         rows = [(None, game.observation, 0.0, 0.0, False)]
         while len(rows) < 21 and not game.done:
             action = choose(rng, game)
@@ -205,7 +205,7 @@ def our_play():
 
 @pytest.mark.soak
 @needs_minigrid
-def test_macro_actions_read_and_pay_as_agentgyms_wrapper_does():
+def test_macro_actions_have_the_texts_and_rewards_of_agentgyms_wrapper():
     """Compare texts without white space, rewards, score and end, on recorded play of all levels."""
     (params, games), (ids, rewards, ended, won) = wrapper_play(), our_play()
     lines = AGENTGYM.lines()
@@ -213,22 +213,22 @@ def test_macro_actions_read_and_pay_as_agentgyms_wrapper_does():
         used = ids[..., place]
         assert ((used == -1) | ((used >= slot.start) & (used < slot.stop))).all(), place
     for row, game in enumerate(games):
-        for turn, (action, said, reward, score, done) in enumerate(game):
-            assert squeezed(texts.joined(lines, ids[turn, row])) == squeezed(said), (row, action)
+        for turn, (action, text, reward, score, done) in enumerate(game):
+            assert compact(texts.joined(lines, ids[turn, row])) == compact(text), (row, action)
             if turn:
                 assert rewards[turn - 1, row] == pytest.approx(reward, abs=1e-6)
                 assert rewards[:turn, row].sum() == pytest.approx(score, abs=1e-5)
                 assert bool(ended[turn - 1, row]) == done
                 assert bool(won[turn - 1, row]) == (score > 0)
-    texts_seen = squeezed(' '.join(step[1] for game in games for step in game))
+    all_texts = compact(' '.join(step[1] for game in games for step in game))
     replies = 'nopath notrecognized Nochange barrier closed.You notcarryingakey'
-    assert all(reply in texts_seen for reply in replies.split())
+    assert all(reply in all_texts for reply in replies.split())
 
 
 @pytest.mark.soak
 @needs_minigrid
 @pytest.mark.parametrize('row', [0, 4, 13, 24, 38])
-def test_the_served_world_says_and_pays_what_agentgyms_wrapper_does_word_for_word(row):
+def test_the_served_world_has_the_exact_texts_and_rewards_of_agentgyms_wrapper(row):
     params, games = wrapper_play()
     world, game = workers.maker('babyai', {})(), games[row]
     assert world.reset(int(params.data_idx[row])) == game[0][1]
@@ -241,10 +241,10 @@ def test_the_served_world_says_and_pays_what_agentgyms_wrapper_does_word_for_wor
 
 @needs_minigrid
 @pytest.mark.soak
-def test_the_served_world_takes_commands_in_capitals_and_none_as_agentgym_s_does():
+def test_the_served_world_handles_capitals_and_empty_commands_as_agentgym_does():
     """Commands were compared literally: 'Turn left' and '' were not recognized."""
     item = int(AGENTGYM.make_params(None, num_levels=1).data_idx[0])
-    world, theirs = served.BabyAI(), wrapped(item)
+    world, theirs = served.BabyAI(), wrapper_game(item)
     assert world.reset(item) == theirs.observation
     for action in ('', 'Turn LEFT', ' ', ' turn right\n', 'MOVE FORWARD', 'Check', 'Sing', ''):
         offered = action.lower().strip() in theirs.actions
@@ -256,7 +256,7 @@ def test_the_served_world_takes_commands_in_capitals_and_none_as_agentgym_s_does
 
 
 @pytest.mark.parametrize('item', [-1, 2**31, 40_000_000])
-def test_a_served_item_without_a_level_is_named(item, monkeypatch, tmp_path):
+def test_a_served_item_without_a_level_is_an_error(item, monkeypatch, tmp_path):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     monkeypatch.setitem(sys.modules, 'minigrid', None)
     with pytest.raises(ValueError, match=f'item {item}'):
@@ -300,12 +300,12 @@ STEP = jax.jit(BabyAI().step_env)
 
 def play(levels, actions):
     """Return [(reward, ended)] of the actions, and the last state."""
-    params, said = params_of(levels), []
+    params, outcomes = params_of(levels), []
     state = BabyAI().reset_level(0, params)
     for action in actions:
         _, state, reward, ended, _ = STEP(jax.random.key(0), state, action, params)
-        said.append((round(float(reward), 4), bool(ended)))
-    return said, state
+        outcomes.append((round(float(reward), 4), bool(ended)))
+    return outcomes, state
 
 
 def won(steps):
@@ -334,8 +334,8 @@ DOORS = [('red closed door', 4, 3), ('blue closed door', 3, 4)]
             [LEFT, RIGHT, RIGHT, LEFT],
             [NOTHING] * 3 + [won(4)],
         ),
-        # Both tasks of an "and" may come first and stay done: the ball is carried up to below the
-        # key and put there; going to the box was done on the way
+        # Tasks of an "and" may be done in any order and stay done: the ball is carried to the cell
+        # below the key and dropped; the agent went to the box on the way
         (
             room(THREE, {0: (PUT_NEXT, [0], [1]), 1: (GO_TO, [2])}),
             [PICKUP, RIGHT, LEFT, LEFT, DROP],
@@ -350,23 +350,23 @@ def test_instructions_are_judged_action_by_action(levels, actions, answers):
     assert play(levels, actions)[0] == answers
 
 
-def test_a_box_opens_to_what_is_in_it():
+def test_opening_a_box_reveals_its_content():
     levels = room([('red box', 4, 3), ('blue key', 0, 0)], {0: (PICK_UP, [1])})
     levels['content'][0, 0], levels['cell'][0, 1] = 1, -1
-    said, state = play(levels, [TOGGLE, PICKUP])
-    assert said[-1] == won(2) and int(state.cell[0]) == -1
+    outcomes, state = play(levels, [TOGGLE, PICKUP])
+    assert outcomes[-1] == won(2) and int(state.cell[0]) == -1
 
 
-def test_a_locked_door_opens_only_with_its_key_which_is_kept():
+def test_a_locked_door_opens_only_with_its_key_and_the_agent_keeps_the_key():
     things = [('green locked door', 4, 3), ('red key', 2, 3), ('green key', 3, 4)]
     levels = room(things, {0: (OPEN_DOOR, [0])})
-    said, state = play(levels, [TOGGLE, LEFT, LEFT, PICKUP, LEFT, LEFT, TOGGLE])
-    assert said[-1] == (0.0, False) and sight.STATES[int(state.door[0])] == 'locked'
-    said, state = play(levels, [RIGHT, PICKUP, LEFT, TOGGLE])
-    assert said[-1] == won(4) and int(state.held) == 2
+    outcomes, state = play(levels, [TOGGLE, LEFT, LEFT, PICKUP, LEFT, LEFT, TOGGLE])
+    assert outcomes[-1] == (0.0, False) and sight.STATES[int(state.door[0])] == 'locked'
+    outcomes, state = play(levels, [RIGHT, PICKUP, LEFT, TOGGLE])
+    assert outcomes[-1] == won(4) and int(state.held) == 2
 
 
-def test_the_short_text_says_task_things_nearest_first_wall_and_hands():
+def test_the_short_text_lists_the_task_objects_by_distance_wall_and_carried_object():
     things = [('red ball', 5, 3), ('blue closed door', 4, 2), ('grey key', 1, 1)]
     levels = room(things, {0: (GO_TO, [0])})
     levels['described'][0, 0, 0] = describe('red', 'ball')
@@ -381,7 +381,7 @@ def test_the_short_text_says_task_things_nearest_first_wall_and_hands():
 
 
 @pytest.mark.soak
-def test_brief_macro_play_numbers_things_and_says_that_an_action_was_refused():
+def test_brief_macro_play_numbers_objects_and_reports_rejected_actions():
     things = [('red ball', 5, 3), ('red ball', 4, 1), ('grey key', 1, 1)]
     levels = room(things, {0: (GO_TO, [0])})
     levels['described'][0, 0, 0] = describe('red', 'ball')
@@ -389,13 +389,13 @@ def test_brief_macro_play_numbers_things_and_says_that_an_action_was_refused():
     assert 'available actions' not in env.instruction
     step, name = jax.jit(env.step_env), env.ACTION_NAMES.index
     start = env.reset_level(0, params)
-    shown = 'go to the red ball\n{}red ball 1 2 ahead\nred ball 2 1 ahead 2 left\nwall 3 ahead\n'
-    assert env.observation_text(start) == shown.format('')
-    for refused in ('pick up red ball 3', 'check available actions'):
-        state = step(jax.random.key(0), start, name(refused), params)[1]
-        assert env.observation_text(state) == shown.format('nothing happens\n')
+    template = 'go to the red ball\n{}red ball 1 2 ahead\nred ball 2 1 ahead 2 left\nwall 3 ahead\n'
+    assert env.observation_text(start) == template.format('')
+    for rejected in ('pick up red ball 3', 'check available actions'):
+        state = step(jax.random.key(0), start, name(rejected), params)[1]
+        assert env.observation_text(state) == template.format('nothing happens\n')
     same = start.replace(reply=jnp.int32(0))  # no change in state
-    assert env.observation_text(same) == shown.format('nothing happens\n')
+    assert env.observation_text(same) == template.format('nothing happens\n')
     for slot, line in zip(env.line_slots(params), env.line_ids(state), strict=True):
         assert line == -1 or line in slot
     state = step(jax.random.key(0), start, name('go to red ball 1'), params)[1]
@@ -419,12 +419,12 @@ def test_random_macro_play_draws_from_turns_and_the_listed_actions():
 
 
 def describe(colour, kind):
-    """Number of 'the <colour> <kind>'."""
-    wanted = f'the {colour} {kind}'
-    return next(n for n in range(DESCRIPTIONS) if phrase(n) == wanted)
+    """Return the number of 'the <colour> <kind>'."""
+    description = f'the {colour} {kind}'
+    return next(n for n in range(DESCRIPTIONS) if phrase(n) == description)
 
 
-def test_success_over_solvable_levels_is_a_share_of_those():
+def test_solvable_success_is_the_success_rate_on_solvable_levels():
     """Two of three levels are solvable and one of them is won: 1/2, regardless of the third."""
     levels = room([('red ball', 5, 3)], {0: (GO_TO, [0])})
     levels = {key: np.repeat(values, 3, axis=0) for key, values in levels.items()}
@@ -437,7 +437,7 @@ def test_success_over_solvable_levels_is_a_share_of_those():
 # ---- the expert --------------------------------------------------------------------------------
 
 
-def test_levels_that_the_expert_does_not_solve_are_those_that_nobody_can():
+def test_the_expert_fails_only_on_impossible_levels_and_one_other():
     """These have strict doors to open in sequence, or keys locked in by their own doors."""
     unsolved = {
         name: int((pool.block(name, 0)['length'] < 0).sum())
@@ -453,7 +453,7 @@ def test_levels_that_the_expert_does_not_solve_are_those_that_nobody_can():
 # ---- pools -------------------------------------------------------------------------------------
 
 
-def test_a_pool_shares_its_levels_among_names_and_knows_their_numbers(monkeypatch):
+def test_a_pool_splits_its_levels_evenly_among_names_and_numbers_them(monkeypatch):
     params = BabyAI(levels='PickupLoc,GoToDoor,Unlock').make_params('train', num_levels=7)
     names = [pool.LEVELS[i % 40] for i in np.asarray(params.data_idx)]
     assert names == ['PickupLoc', 'GoToDoor', 'Unlock'] * 2 + ['PickupLoc']
@@ -461,7 +461,7 @@ def test_a_pool_shares_its_levels_among_names_and_knows_their_numbers(monkeypatc
     assert [n // 40 for n in pool.share('GoToDoor', None, 3, seed=0)] == [0, 250, 506]
 
 
-def test_agentgyms_numbers_name_levels_in_their_order():
+def test_agentgyms_ids_select_levels_in_their_order():
     env = BabyAI(train_ids='6,0:3,498', test_ids='3:5')
     params = env.make_params('train', num_levels=5)
     assert np.asarray(params.data_idx).tolist() == [6, 0, 1, 2, 498]
@@ -472,15 +472,15 @@ def test_agentgyms_numbers_name_levels_in_their_order():
 
 
 @needs_minigrid
-def test_further_levels_are_exported_once_and_kept(monkeypatch, tmp_path):
+def test_further_levels_are_exported_once_and_cached(monkeypatch, tmp_path):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     monkeypatch.setattr(pool, 'BLOCK_SEEDS', 2)
     pool.block.cache_clear()
     number = 253 * 40 + 3  # GoToObjS6, seed 253: the second one of block 2
     levels = pool.numbered([number])
     np.testing.assert_array_equal(levels['cell'], export_levels('GoToObjS6', [253])['cell'])
-    (kept,) = tmp_path.rglob('*.npz')
-    assert kept.name == 'GoToObjS6-2.npz' and pool.MINIGRID in kept.parent.name
+    (cache_file,) = tmp_path.rglob('*.npz')
+    assert cache_file.name == 'GoToObjS6-2.npz' and pool.MINIGRID in cache_file.parent.name
     monkeypatch.setattr(pool, 'export_levels', None)
     pool.block.cache_clear()
     np.testing.assert_array_equal(pool.numbered([number])['cell'], levels['cell'])

@@ -30,28 +30,28 @@ def test_the_high_arm_pays_one_a_quarter_of_the_time_and_the_low_arm_a_tenth(pai
 
 
 @pytest.mark.parametrize('pairs', ['main', 'one_pair'])
-def test_every_pair_is_asked_in_both_orders_and_names_map_to_the_arms_shown(pairs):
+def test_every_pair_appears_in_both_orders_and_names_map_to_its_arms(pairs):
     env = Bandit(pairs=pairs)
     names = env.ACTION_NAMES
     to_action = jax.jit(env.env_action)
     for split in ('train', 'validation', 'test'):
-        params, asked = env.make_params(split), set()
+        params, orders = env.make_params(split), set()
         for level in range(env.num_levels(params)):
             state = env.reset_level(level, params)
-            shown = env.cells(state)[0]
-            asked.add(tuple(shown))
+            arms = env.cells(state)[0]
+            orders.add(tuple(arms))
             text = env.observation_text(state)
-            assert f'named {shown[0]} and {shown[1]}\n' in text
-            assert f'<answer> {shown[0]} </answer> or <answer> {shown[1]} </answer>.' in text
+            assert f'named {arms[0]} and {arms[1]}\n' in text
+            assert f'<answer> {arms[0]} </answer> or <answer> {arms[1]} </answer>.' in text
             got = [int(to_action(state, jnp.int32(i))) for i in range(len(names))]
-            assert got == [shown.index(name) if name in shown else -1 for name in names]
-            low, high = next(pair for pair in PAIRS[pairs][split] if set(pair) == set(shown))
-            assert shown[int(state.high)] == high and shown[1 - int(state.high)] == low
+            assert got == [arms.index(name) if name in arms else -1 for name in names]
+            low, high = next(pair for pair in PAIRS[pairs][split] if set(pair) == set(arms))
+            assert arms[int(state.high)] == high and arms[1 - int(state.high)] == low
         expected = PAIRS[pairs][split]
-        assert asked == {*expected, *((high, low) for low, high in expected)}
+        assert orders == {*expected, *((high, low) for low, high in expected)}
 
 
-def test_splits_share_no_pair_but_for_the_one_pair_and_the_main_set_no_name():
+def test_splits_share_no_pair_except_the_one_pair_and_main_splits_no_name():
     for pairs, splits in PAIRS.items():
         sets = [{frozenset(pair) for pair in split} for split in splits.values()]
         if pairs == 'one_pair':

@@ -111,14 +111,14 @@ def walk_length(board):
     """Return the path length by breadth-first search; None without a path."""
     size = len(board)
     frontier = {tuple(np.argwhere(board == START)[0])}
-    seen, moves = set(frontier), 0
+    visited, moves = set(frontier), 0
     while frontier:
         if any(board[cell] == GOAL for cell in frontier):
             return moves
         near = {(r + a, c + b) for r, c in frontier for a, b in ((0, 1), (1, 0), (0, -1), (-1, 0))}
         near = {(r, c) for r, c in near if 0 <= r < size and 0 <= c < size}
-        frontier = {cell for cell in near - seen if board[cell] != HOLE}
-        seen |= frontier
+        frontier = {cell for cell in near - visited if board[cell] != HOLE}
+        visited |= frontier
         moves += 1
     return None
 

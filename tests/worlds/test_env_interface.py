@@ -25,7 +25,7 @@ from agentrl_jax.settings.rules import must
 from agentrl_jax.text.task import build_task
 
 DEFAULTS = {name: world() for name, world in ENVIRONMENTS.items()}
-RULES = {  # other rules
+RULES = {  # they change the rules
     'sokoban 8x8': Sokoban(dim=8, num_boxes=2, search_depth=10),
     'library 9 boxes graded': Library(side=3, graded=True, lookup_cost=0.1, cards=16),
 }
@@ -69,7 +69,7 @@ def test_every_format(case):
 
 
 def test_every_field_of_a_world_is_a_setting():
-    """A class variable of another base would hide a field with its name."""
+    """A class variable of another base would hide a field of the same name."""
     for name, world in WORLDS.items():
         assert world.name == name and world() == world()
         assert tree.hints(world).keys() == {field.name for field in dataclasses.fields(world)}
@@ -92,7 +92,7 @@ assert type(gymnax.make('CartPole-v1')[0].action_space()).__module__ == 'gymnax.
 # ---- from a config to a world ------------------------------------------------------------------
 
 
-def test_a_world_is_made_of_its_section_and_of_the_fields_of_its_pool():
+def test_a_world_is_built_from_its_section_and_its_pool_fields():
     cfg = micro_runs.config('library', **{'library.side': 3, 'library.cards': 5})
     env, params = build_environment(read(cfg), 'validation')
     assert (env.side, env.cards) == (3, 5)
@@ -102,7 +102,7 @@ def test_a_world_is_made_of_its_section_and_of_the_fields_of_its_pool():
 
 
 @pytest.mark.parametrize('name', ENVIRONMENTS)
-def test_fields_of_the_pool_are_those_that_make_params_alone_reads(name):
+def test_only_make_params_reads_the_pool_fields(name):
     """Environments that differ in them share compilations, so traced code must not use them."""
     env = WORLDS[name]()
     drawn = [field.name for field in dataclasses.fields(env) if not field.compare]
@@ -143,7 +143,7 @@ class Variant(TextEnvironment):
 
 
 @pytest.mark.parametrize(
-    'settings, said',
+    'settings, message',
     [
         (dict(pairs='main', dept=3), r'chosen.dept; did you mean chosen.depth\?'),
         (dict(depth=3, seed=2), 'chosen.seed'),
@@ -153,11 +153,11 @@ class Variant(TextEnvironment):
         (dict(pairs='none'), 'chosen.pairs'),
     ],
 )
-def test_what_is_wrong_with_a_section_is_named(settings, said):
+def test_errors_in_a_section_are_reported_by_name(settings, message):
     env = read_world(Variant, dict(depth=3, sizes=[1, 2]))
     assert env.sizes == (1, 2) and hash(env) == hash(Variant(sizes=(1, 2)))
     assert build(env, 'test', num_levels=2, seed=5) == (env, ('test', 2, 5, 3))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         build(read_world(Variant, settings), 'train', num_levels=2, seed=0)
 
 
@@ -207,20 +207,20 @@ NO_POOL = environment.EnvParams(max_steps_in_episode=100)
 
 
 @pytest.mark.parametrize(
-    'reward, said',
+    'reward, message',
     [
         (1.5, 'reward 1.5, .*BOUNDS'),
         (float('nan'), 'reward nan, .*BOUNDS'),
         (0.7, 'reward 0.7, .*QUANTUM'),
     ],
 )
-def test_rewards_that_could_not_be_shown_are_refused(reward, said):
+def test_rewards_that_cannot_be_displayed_are_rejected(reward, message):
     simulation.check_rewards(Button(), NO_POOL, 4)
-    with pytest.raises(ValueError, match=f'button: .*{said}'):
+    with pytest.raises(ValueError, match=f'button: .*{message}'):
         simulation.check_rewards(Button(reward=reward), NO_POOL, 4)
 
 
-def test_a_wrong_reward_that_only_the_expert_earns_is_refused():
+def test_a_wrong_reward_that_only_the_expert_earns_is_rejected():
     """Only one in a million random episodes presses twenty times in a row."""
     simulation.check_rewards(Button(20, 1.5), NO_POOL, 20)
     with pytest.raises(ValueError, match='button: .*reward 1.5'):
@@ -228,7 +228,7 @@ def test_a_wrong_reward_that_only_the_expert_earns_is_refused():
 
 
 def test_a_task_is_not_built_with_rewards_that_it_would_clip():
-    """The prompt would contain 1.0 although the environment gave 1.5."""
+    """The prompt would contain 1.0 although the environment returned 1.5."""
     with pytest.raises(ValueError, match='button: .*reward 1.5'):
         build_task(Button(reward=1.5), NO_POOL, tiny_agents.tokenizer())
 
@@ -240,7 +240,7 @@ def test_by_default_the_oracle_is_simulated_with_its_plans():
     np.testing.assert_allclose(curves['random'], [0, 1 / 8, np.mean(solved)], atol=0.2)  # 60 runs
 
 
-def test_without_an_expert_random_play_is_known_and_plans_are_an_error():
+def test_without_an_expert_there_are_random_curves_and_plans_are_an_error():
     assert set(reference_curves(Button(), NO_POOL, [3])) == {'random', 'random_se'}
     with pytest.raises(ValueError, match='button has no expert.*clone.episodes=0'):
         Button().plans(None, np.zeros(1), 3, None)
@@ -251,7 +251,7 @@ def test_without_an_expert_random_play_is_known_and_plans_are_an_error():
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    'name, settings, said',
+    'name, settings, message',
     [
         ('frozen_lake', dict(size=9), r'size=9 must be in \[2, 8\]'),
         ('frozen_lake', dict(size=5, observation_format='coord'), 'frozen_lake.size=5'),
@@ -275,7 +275,7 @@ def test_without_an_expert_random_play_is_known_and_plans_are_an_error():
         ('babyai', dict(train_ids='0:9', test_ids='9'), 'train_levels'),
     ],
 )
-def test_impossible_settings_are_named(name, settings, said):
+def test_impossible_settings_are_reported_by_name(name, settings, message):
     split = settings.pop('split', 'train')
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         build(read_world(WORLDS[name], settings), split, num_levels=5000, seed=0)

@@ -33,7 +33,7 @@ def by_hand():
     return EnvParams(**{name: jnp.asarray(x, jnp.int32) for name, x in columns.items()})
 
 
-def say(task, episode, words):
+def play_answer(task, episode, words):
     """Return (episode, outcome) of an answer given as text."""
     parser = answers.init_answer(task.answer, 1)
     for token in tiny.tokenizer().encode(f'</think><answer>{words}</answer>'):
@@ -42,7 +42,7 @@ def say(task, episode, words):
     return play_turn(task, jax.random.key(0), episode, parser.parts[0], matched)
 
 
-def shown(task, episode):
+def prompt_ids(task, episode):
     """Return the prompt ids of the episode's turn, after a turn with a sampled end."""
     tokens, count = turn_tokens(task, episode, jnp.bool_(True))
     return tokens[: int(count)].tolist()
@@ -66,14 +66,14 @@ def test_an_episode_by_hand():
     task = text.build_task(Library(), by_hand(), tiny.tokenizer(), style='brief', **BUDGETS)
     episode = text.begin(task, jnp.int32(0))
     end = '<|im_end|>\n<|im_start|>assistant\n<think>'
-    assert shown(task, episode) == tiny.spelled(f'Name the box of the Nurse.\n6 left\n{end}')
+    assert prompt_ids(task, episode) == tiny.spelled(f'Name the box of the Nurse.\n6 left\n{end}')
     for words, reward, valid, after in EPISODE:
-        episode, outcome = say(task, episode, words)
+        episode, outcome = play_answer(task, episode, words)
         assert float(outcome.reward) == pytest.approx(reward), words
         assert bool(outcome.valid) == valid
         assert float(outcome.penalty) == pytest.approx(0.0 if valid else -0.1)
         if after is not None:
-            assert shown(task, episode) == tiny.spelled(f'\n<|im_start|>user\n{after}{end}')
+            assert prompt_ids(task, episode) == tiny.spelled(f'\n<|im_start|>user\n{after}{end}')
             assert int(outcome.stop) == EpisodeStop.NONE and not outcome.success
     assert int(outcome.stop) == EpisodeStop.TERMINATED and bool(outcome.success)
 
@@ -88,7 +88,7 @@ def test_an_episode_by_hand():
         (dict(graded=True), [BOX], [0.0]),
         ({}, [BOX + C3 - 1], [0.0]),
         ({}, [BOX + C3], [1.5]),  # a guess earns the same as a lookup
-        # .2 - .1 x 1; nothing found, - .1 x 2; .2 + .5 - .1 x 3; named: no cost
+        # .2 - .1 x 1; empty card, - .1 x 2; .2 + .5 - .1 x 3; named: no cost
         (dict(lookup_cost=0.1), [NURSE, ARTIST, PILOT, BOX + C3], [0.1, -0.2, 0.4, 1.5]),
         (dict(tool_reward=0.0, presence_reward=1.0), [PILOT, PILOT, NURSE], [1.0, 0.0, 0.0]),
     ],
@@ -108,9 +108,9 @@ def test_rewards_by_hand(settings, actions, rewards):
 def test_the_graded_score_is_the_f1_of_the_words(side):
     """As in SQuAD: 2 P R / (P + R) over the words that two names share."""
     env = Library(side=side)
-    for i, said in enumerate(env.boxes):
+    for i, guess in enumerate(env.boxes):
         for j, truth in enumerate(env.boxes):
-            a, b = said.split(), truth.split()
+            a, b = guess.split(), truth.split()
             common = sum(min(a.count(w), b.count(w)) for w in set(a))
             precision, recall = common / len(a), common / len(b)
             f1 = 2 * precision * recall / (precision + recall) if common else 0.0
@@ -121,9 +121,7 @@ def test_the_graded_score_is_the_f1_of_the_words(side):
 
 
 @pytest.mark.parametrize('cards, min_hops, max_hops', [(8, 1, 3), (16, 4, 4), (3, 2, 2)])
-def test_every_table_leads_from_its_question_to_its_answer_and_nothing_else_does(
-    cards, min_hops, max_hops
-):
+def test_every_table_has_one_path_from_its_question_to_its_answer(cards, min_hops, max_hops):
     env = Library(cards=cards, min_hops=min_hops, max_hops=max_hops)
     params = jax.device_get(env.make_params('validation', num_levels=64))
     assert set(params.hops.tolist()) == set(range(min_hops, max_hops + 1))
@@ -156,15 +154,15 @@ def test_without_a_lookup_an_answer_is_right_only_by_chance(split):
         _, _, reward, over, info = step(keys, states, BOX + box, params)
         assert np.asarray(over).all()
         for person in range(len(PEOPLE)):
-            asked = np.asarray(params.start) == person
-            assert np.asarray(info['success'])[asked].mean() == 1 / 16
-            assert np.asarray(reward)[asked].mean() == pytest.approx(1.5 * 0.25)
+            same_question = np.asarray(params.start) == person
+            assert np.asarray(info['success'])[same_question].mean() == 1 / 16
+            assert np.asarray(reward)[same_question].mean() == pytest.approx(1.5 * 0.25)
 
 
 # ---- best and random play ----------------------------------------------------------------------
 
 
-def test_the_best_player_solves_every_level_in_its_lookups_and_one_answer():
+def test_the_best_player_solves_every_level_with_minimal_lookups():
     env = Library(max_hops=4)
     params = env.make_params('test', num_levels=200)
     states = jax.vmap(env.reset_level, in_axes=(0, None))(jnp.arange(200), params)
@@ -206,7 +204,7 @@ def random_states(rng, rows, env):
 
 
 @pytest.mark.parametrize('style, rows', [('brief', 4_000), ('tools', 500), ('ragen', 500)])
-def test_tables_are_the_tokenizer_s_text_for_random_states(style, rows):
+def test_tables_match_the_tokenizers_text_for_random_states(style, rows):
     env, words, rng = Library(), text.STYLES[style], np.random.default_rng(0)
     task = text.build_task(env, by_hand(), tiny.tokenizer(), style=style, **BUDGETS)
     states = random_states(rng, rows, env)
@@ -276,19 +274,19 @@ def random_episodes(env, params, rows, turns, per_turn):
     return jnp.asarray(actions, jnp.int32), lists
 
 
-def test_tool_use_is_counted_as_by_hand():
+def test_tool_use_metrics_match_counts_by_hand():
     env = Library()
     params = env.make_params('train', num_levels=40)
     actions, lists = random_episodes(env, params, 120, 4, 2)
     level = jnp.arange(120) % 40
     got = jax.device_get(jax.jit(env.episode_metrics)(actions, level, params))
-    for i, played in enumerate(lists):
-        expected = counted_by_hand(env, params, i % 40, played)
+    for i, episode in enumerate(lists):
+        expected = counted_by_hand(env, params, i % 40, episode)
         assert {name: float(x[i]) for name, x in got.items()} == pytest.approx(expected)
 
 
 @dataclasses.dataclass
-class _Played:
+class _FakeRollout:
     actions: jax.Array
     level: jax.Array
     healthy: jax.Array
@@ -298,14 +296,14 @@ class _Played:
     figures: None = None
 
 
-def test_figures_of_an_environment_are_means_over_healthy_episodes_under_its_name():
-    """Calls are 2 and 1, and 3 in an episode lost to a fault: the mean is 1.5."""
+def test_environment_metrics_are_means_over_healthy_episodes_with_its_prefix():
+    """Calls are 2 and 1, and 3 in a faulty episode: the mean is 1.5."""
     task = text.build_task(Library(), by_hand(), tiny.tokenizer(), style='brief', **BUDGETS)
     actions = jnp.array([[NURSE, PILOT, BOX + C3], [ARTIST, BOX, -1], [NURSE, NURSE, NURSE]])
     healthy, first = jnp.array([True, True, False]), jnp.zeros((3, 3), jnp.int32)
     turns = jnp.arange(3)[None] < jnp.array([3, 2, 3])[:, None]
-    played = _Played(actions[..., None], first[:, 0], healthy, first == 0, first, turns)
-    got = metrics.environment_metrics(played, task)
+    rollout = _FakeRollout(actions[..., None], first[:, 0], healthy, first == 0, first, turns)
+    got = metrics.environment_metrics(rollout, task)
     assert {name: float(x) for name, x in got.items()} == {
         'library/tool_calls': 1.5,
         'library/tool_success': 0.5,

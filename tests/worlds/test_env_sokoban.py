@@ -27,33 +27,33 @@ def room(*rows):
 
 def play(env, state, actions):
     """Return [(reward, text, effective, over)] of the actions."""
-    step, told = jax.jit(env.step_env), []
+    step, outcomes = jax.jit(env.step_env), []
     for action in actions:
         _, state, reward, over, info = step(jax.random.key(0), state, action, None)
         text = env.observation_text(state)
-        told.append((round(float(reward), 4), text, bool(info['effective']), bool(over)))
-    return told
+        outcomes.append((round(float(reward), 4), text, bool(info['effective']), bool(over)))
+    return outcomes
 
 
 def test_an_episode_by_hand():
     env = Sokoban(dim=6)
     start = room('######', '#P_#_#', '#_X_O#', '#____#', '#____#', '######')
-    told = play(env, start, [UP, DOWN, RIGHT, RIGHT, UP])
+    outcomes = play(env, start, [UP, DOWN, RIGHT, RIGHT, UP])
     # -0.1 a step; the wall above stops the player; the last push is -0.1 + 1 + 10 = 10.9.
-    assert [reward for reward, *_ in told] == [-0.1, -0.1, -0.1, 10.9, 0.0]
-    assert [effective for _, _, effective, _ in told] == [False, True, True, True, False]
-    assert [over for *_, over in told] == [False, False, False, True, True]
-    assert told[2][1] == '######\n#__#_#\n#_PXO#\n#____#\n#____#\n######\n'
-    assert told[3][1] == '######\n#__#_#\n#__P√#\n#____#\n#____#\n######\n'
+    assert [reward for reward, *_ in outcomes] == [-0.1, -0.1, -0.1, 10.9, 0.0]
+    assert [effective for _, _, effective, _ in outcomes] == [False, True, True, True, False]
+    assert [over for *_, over in outcomes] == [False, False, False, True, True]
+    assert outcomes[2][1] == '######\n#__#_#\n#_PXO#\n#____#\n#____#\n######\n'
+    assert outcomes[3][1] == '######\n#__#_#\n#__P√#\n#____#\n#____#\n######\n'
 
 
-def test_a_box_that_leaves_its_target_costs_one_and_one_moved_between_targets_nothing():
+def test_pushing_a_box_off_its_target_costs_one_but_between_targets_nothing():
     env = Sokoban(dim=6, num_boxes=2)
     start = room('######', '#P√O_#', '#____#', '#X___#', '#____#', '######')
-    told = play(env, start, [RIGHT, RIGHT])
-    assert [reward for reward, *_ in told] == [-0.1, -1.1]
-    assert told[0][1].splitlines()[1] == '#_S√_#'  # the player is on the first target
-    assert told[1][1].splitlines()[1] == '#_OSX#'
+    outcomes = play(env, start, [RIGHT, RIGHT])
+    assert [reward for reward, *_ in outcomes] == [-0.1, -1.1]
+    assert outcomes[0][1].splitlines()[1] == '#_S√_#'  # the player is on the first target
+    assert outcomes[1][1].splitlines()[1] == '#_OSX#'
 
 
 def test_blocked_pushes_move_nothing():
@@ -107,11 +107,11 @@ def test_dynamics_and_rewards_equal_gym_sokobans_on_random_play(dim, num_boxes, 
 
     def act(states, action):
         step = jax.vmap(lambda s, a: env.step_env(None, s, a, params))
-        shown, states, reward, over, info = step(states, action)
-        return states, (shown, reward, over, info['effective'])
+        cells, states, reward, over, info = step(states, action)
+        return states, (cells, reward, over, info['effective'])
 
     ours = jax.jit(lambda s: jax.lax.scan(act, s, jnp.asarray(actions)))(states)[1]
-    shown, reward, over, effective = map(np.asarray, ours)
+    cells, reward, over, effective = map(np.asarray, ours)
     finished = 0
     for level in range(levels):
         fixed, boxes = np.array(params.fixed[level], int), np.asarray(params.boxes[level])
@@ -122,7 +122,7 @@ def test_dynamics_and_rewards_equal_gym_sokobans_on_random_play(dim, num_boxes, 
         for t in range(steps):
             before = theirs.player_position.copy()
             _, their_reward, done, _ = theirs.step(int(actions[t, level]) + 1)
-            picture = np.where(shown[t, level] == 6, 5, shown[t, level])
+            picture = np.where(cells[t, level] == 6, 5, cells[t, level])
             np.testing.assert_array_equal(picture, theirs.room_state)
             assert reward[t, level] == pytest.approx(their_reward, abs=1e-5)
             assert over[t, level] == done
@@ -136,7 +136,7 @@ def test_dynamics_and_rewards_equal_gym_sokobans_on_random_play(dim, num_boxes, 
 @pytest.mark.parametrize(
     'settings', [{}, dict(search_depth=30), dict(dim=8, num_boxes=2, search_depth=10)]
 )
-def test_pools_are_unsolved_walled_and_hold_as_many_targets_as_boxes(settings):
+def test_pool_levels_are_unsolved_walled_and_have_one_target_per_box(settings):
     fixed, boxes, player, lengths = make_pool('train', 150, **settings).values()
     dim, num_boxes = fixed.shape[1], boxes.reshape(150, -1).sum(1)
     flat = fixed.reshape(150, -1)
@@ -149,7 +149,7 @@ def test_pools_are_unsolved_walled_and_hold_as_many_targets_as_boxes(settings):
     assert (fixed[:, border] == 0).all() and (lengths > 0).all()
 
 
-def test_optimal_lengths_are_distributed_as_those_of_the_reference_generator():
+def test_optimal_lengths_are_distributed_as_in_the_reference_generator():
     # specs: 300 boards of RAGEN's generator, lengths 1.. : 26 75 38 46 46 35 9 16 6 2 1, mean 3.97.
     theirs = np.array([26, 75, 38, 46, 46, 35, 9, 16, 6, 2, 1]) / 300
     lengths = make_pool(None, 3000, unique=False)['optimal_length']

@@ -17,10 +17,10 @@ def moved(fixed, boxes, player, action):
     n = len(fixed)
     step = (-n, n, -1, 1)[action]
     floor = set(np.flatnonzero(fixed.reshape(-1) > 0).tolist())
-    ahead, behind = player + step, player + 2 * step
-    if ahead not in floor or (ahead in boxes and (behind not in floor or behind in boxes)):
+    ahead, beyond = player + step, player + 2 * step
+    if ahead not in floor or (ahead in boxes and (beyond not in floor or beyond in boxes)):
         return None
-    return frozenset(boxes - {ahead} | {behind}) if ahead in boxes else boxes, ahead
+    return frozenset(boxes - {ahead} | {beyond}) if ahead in boxes else boxes, ahead
 
 
 def as_mask(fixed, boxes):
@@ -32,7 +32,7 @@ def as_mask(fixed, boxes):
 @pytest.mark.parametrize(
     'settings', [dict(search_depth=300), dict(dim=8, num_boxes=2, search_depth=8)]
 )
-def test_sokoban_solutions_solve_and_satisfy_bellmans_equation(settings):
+def test_sokoban_solutions_are_valid_and_satisfy_bellmans_equation(settings):
     """length(s) = 1 + min over moves of length(s'), and 0 exactly if solved, so it is optimal."""
     pool = make_pool('train', 25, **settings)
     for fixed, mask, player, length in zip(*pool.values(), strict=True):
@@ -85,7 +85,7 @@ def test_lake_values_equal_dynamic_programming_on_gymnasiums_transitions(play, r
 
 
 @pytest.mark.parametrize('left', [2, 10, 40])  # spare moves do not help
-def test_without_slips_a_plan_is_a_shortest_way_as_far_as_it_goes(left):
+def test_without_slips_a_plan_is_a_prefix_of_a_shortest_path(left):
     boards = make_maps('train', 300, size=4, frozen=0.7, seed=1)
     start = (boards == START).reshape(300, -1).argmax(1)
     plans = lake_plans(boards, start, 1.0, np.full(300, left))
@@ -101,7 +101,7 @@ def test_without_slips_a_plan_is_a_shortest_way_as_far_as_it_goes(left):
 
 
 @pytest.mark.parametrize('rate', [1 / 3, 0.8])
-def test_with_slips_the_first_move_of_a_plan_is_as_safe_as_any(rate):
+def test_with_slips_the_first_move_of_a_plan_is_optimal(rate):
     boards = make_maps('train', 300, size=4, frozen=0.7, seed=1)
     start = (boards == START).reshape(300, -1).argmax(1)
     values, _ = lake_values(boards, rate, 10)
@@ -130,7 +130,7 @@ def published_maps(seeds, frozen, size=4):
     return np.stack(boards)
 
 
-def test_the_specification_s_256_lakes_give_its_figures_exactly():
+def test_the_specifications_256_lakes_reproduce_its_numbers_exactly():
     """Table 3.5 (seeds 123 to 378): per cent at 5, 10, ..., 35 actions, to the last digit."""
     tables = {
         (0.8, 1 / 3, 'random'): [15.7, 21.2, 24.4, 26.4, 27.8, 28.8, 29.5],
@@ -154,7 +154,7 @@ def test_the_specification_s_256_lakes_give_its_figures_exactly():
 @pytest.mark.soak
 @pytest.mark.slow('plays thousands of levels')
 @pytest.mark.parametrize('row', reference.ROWS, ids=lambda row: f'{row.player} {row.label}')
-def test_reference_policies_on_our_own_levels_match_the_specification(row):
+def test_reference_policies_on_our_levels_match_the_specification(row):
     """Within two standard errors of both samples (table 3.5)."""
     assert (reference.measure(row, levels=2048)['apart'] < 2).all()
 

@@ -58,10 +58,10 @@ def world(corridor):
 @pytest.mark.parametrize(
     'check', [*every_world.TEXTS, *every_world.RULES], ids=lambda check: check.__name__
 )
-def test_it_passes_what_every_world_passes(world, check):
+def test_the_recipe_passes_the_checks_of_every_world(world, check):
     check(world)
 
 
-def test_pages_know_its_cells(world):
+def test_pages_can_draw_its_cells(world):
     state = jax.tree.map(lambda x: x[0], world.states)
     assert set(world.env.cells(state)[0]) == {'player', 'goal', 'empty'} <= set(page_episode.CELLS)

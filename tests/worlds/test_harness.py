@@ -44,13 +44,13 @@ HOT = 'harness_clients:hot'
 
 
 @functools.cache
-def played(
+def play_harness(
     run, *, max_tokens=420, max_turns=6, log='', replay='', ahead=False, kinds=0, **settings
 ):
     """Return (rollout of 16 episodes with random weights, task).
 
     log: file for the replies of harnesses; replay: file that replaces them. ahead: return the
-    second of two steps, with episodes that start during the first. kinds: items below it.
+    second of two steps, with episodes that start during the first. kinds: number of items.
     """
     run = f'harness_clients:{run}' if run else ''
     env = HarnessEnvironment(run=run, num_items=200, **settings)
@@ -82,18 +82,18 @@ def played(
         collect.worlds.close()
 
 
-def scored(rollout, count, width=0):
+def trainer_logprobs(rollout, count, width=0):
     """Return the trainer's log-probabilities, one row per conversation."""
-    return jax.device_get(scored_with(tiny.untrained(), rollout, count, width))
+    return jax.device_get(trainer_logprobs_of(tiny.untrained(), rollout, count, width))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def scored_with(params, rollout, count, width):
-    found = windows.ConversationSpec(count, PREFIX, width).windows(rollout)
-    tokens, attention = windows.split_turns((rollout.tokens, rollout.attention_mask), found)
+def trainer_logprobs_of(params, rollout, count, width):
+    samples = windows.ConversationSpec(count, PREFIX, width).windows(rollout)
+    tokens, attention = windows.split_turns((rollout.tokens, rollout.attention_mask), samples)
     states = tiny.hidden(params, tokens, positions_of(attention), attention)
     logprobs, _ = losses.token_logprobs(states, tiny.head(params), tokens)
-    return windows.scatter_back(logprobs, found, rollout.tokens.shape[1]), found
+    return windows.scatter_back(logprobs, samples, rollout.tokens.shape[1]), samples
 
 
 @pytest.mark.parametrize(
@@ -107,19 +107,19 @@ def scored_with(params, rollout, count, width):
     ],
 )
 def test_the_trainer_has_the_samplers_probabilities(run, branches, ahead):
-    out, _ = played(run, branches=branches, max_tokens=1600, ahead=ahead)
+    out, _ = play_harness(run, branches=branches, max_tokens=1600, ahead=ahead)
     assert not ahead or out.staleness.any()
     assert (out.episode_stop == EpisodeStop.TERMINATED).all()
-    logprobs, found = scored(out, branches)
+    logprobs, samples = trainer_logprobs(out, branches)
     gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)
     assert out.action_mask.sum() > 50 and np.abs(gap).max() <= 1e-5
     # Each sampled token is trained once
-    rows = windows.own_turn_mask(jnp.asarray(out.action_mask), found)
+    rows = windows.own_turn_mask(jnp.asarray(out.action_mask), samples)
     assert int(rows.sum()) == out.action_mask.sum()
 
 
-def test_what_conversations_share_is_read_once_and_changes_no_bit(monkeypatch):
-    """All start with tools and a system message; timing decides which slot copies from which."""
+def test_a_shared_prefix_is_read_once_without_changing_a_bit(monkeypatch):
+    """All start with tools and a system message; timing determines which slot copies which."""
     sizes = dict(branches=4, max_tokens=1600)
     counted = []
 
@@ -128,26 +128,26 @@ def test_what_conversations_share_is_read_once_and_changes_no_bit(monkeypatch):
         return counters_of(playing)
 
     monkeypatch.setattr(host, 'counters_of', counting)
-    shared = played.__wrapped__('branching', **sizes)[0]
+    shared = play_harness.__wrapped__('branching', **sizes)[0]
     monkeypatch.setattr(host_rollout.HostRollout, 'donor', lambda *_: (None, 0))
-    alone = played.__wrapped__('branching', **sizes)[0]
-    host_worlds.assert_same(shared, alone)
+    separate = play_harness.__wrapped__('branching', **sizes)[0]
+    host_worlds.assert_same(shared, separate)
     assert counted[0]['shared'] >= 200 and 'shared' not in counted[1]
     assert counted[0]['reads'] < counted[1]['reads']
 
 
 def texts_of(out, branch):
     """Return the text of one conversation per episode."""
-    found = []
+    texts = []
     for b in range(len(out.tokens)):
-        own = (out.turn[b] >= 0) & (out.branch[b][np.maximum(out.turn[b], 0)] == branch)
-        own |= np.arange(len(own)) < PREFIX
-        found.append(tiny.tokenizer().decode(out.tokens[b][own].tolist(), show_special=True))
-    return found
+        mask = (out.turn[b] >= 0) & (out.branch[b][np.maximum(out.turn[b], 0)] == branch)
+        mask |= np.arange(len(mask)) < PREFIX
+        texts.append(tiny.tokenizer().decode(out.tokens[b][mask].tolist(), show_special=True))
+    return texts
 
 
-def test_a_row_is_the_conversation_in_the_words_of_the_template():
-    out, task = played('two_turns')
+def test_a_row_is_the_conversation_in_the_chat_template():
+    out, task = play_harness('two_turns')
     for b, text in enumerate(texts_of(out, 0)):
         item = task.env_params.items[out.level[b]]
         assert text.startswith(
@@ -159,8 +159,8 @@ def test_a_row_is_the_conversation_in_the_words_of_the_template():
 
 
 @pytest.mark.soak
-def test_branches_are_conversations_of_their_own():
-    out, task = played('branching', branches=4, max_tokens=1600)
+def test_branches_are_separate_conversations():
+    out, task = play_harness('branching', branches=4, max_tokens=1600)
     assert (out.num_turns == 4).all() and (out.branch[:, :4] == [0, 1, 0, 2]).all()
     for text in texts_of(out, 1):
         assert text.startswith('<|im_start|>system\nA helper.\n\n# Tools') and 'Item' not in text
@@ -173,19 +173,21 @@ def test_branches_are_conversations_of_their_own():
 
 
 @pytest.mark.parametrize('other', ['the_other_first', 'one_after_the_other'])
-def test_the_order_of_requests_of_several_conversations_changes_no_answer(other):
+def test_answers_do_not_depend_on_the_request_order_across_conversations(other):
     sizes = dict(branches=4, max_tokens=1600)
-    one, other = played('in_turn', **sizes)[0], played(other, **sizes)[0]
+    one, other = play_harness('in_turn', **sizes)[0], play_harness(other, **sizes)[0]
 
-    def said(out, episode):
+    def conversations(out, episode):
         """Return (text, log-probabilities) of the conversations of an episode, sorted by text."""
         texts = [texts_of(out, branch)[episode] for branch in range(3)]
-        of = windows.branch_of(out.turn, out.branch, np)[episode]
-        sampled = [out.logprobs[episode][(of == n) & out.action_mask[episode]] for n in range(3)]
+        ids = windows.branch_of(out.turn, out.branch, np)[episode]
+        sampled = [out.logprobs[episode][(ids == n) & out.action_mask[episode]] for n in range(3)]
         return sorted(zip(texts, map(tuple, sampled), strict=True))
 
     for b in range(len(one.tokens)):
-        for (text, logprobs), (again, others) in zip(said(one, b), said(other, b), strict=True):
+        for (text, logprobs), (again, others) in zip(
+            conversations(one, b), conversations(other, b), strict=True
+        ):
             assert text == again
             np.testing.assert_allclose(logprobs, others, atol=1e-5)
     # Conversations with the same start are sampled independently
@@ -195,46 +197,46 @@ def test_the_order_of_requests_of_several_conversations_changes_no_answer(other)
     )
 
 
-def test_faults_of_a_harness_are_counted_and_reported_once_each(capsys):
+def test_harness_faults_are_counted_and_each_kind_is_reported_once(capsys):
     warned = endpoint('127.0.0.1', 0).warned
     warned.clear()
-    out, _ = played('swallowing')
+    out, _ = play_harness('swallowing')
     assert (out.success & (out.rewards[:, 0] == 1)).all()
     assert (out.figures[:, 2] == 1).all()  # rejected
-    out, _ = played('talkative', max_turns=3)  # a rejection for lack of turns is not an error
+    out, _ = play_harness('talkative', max_turns=3)  # a rejection for lack of turns is not an error
     assert (out.figures[:, 2:] == 0).all()
     boxes_, hot = (HarnessEnvironment(run=run).make() for run in (BOXES['run'], HOT))
-    for world, said in 2 * [(boxes_, '<tool_call>\none\n</tool_call>'), (hot, 'A')]:
+    for world, text in 2 * [(boxes_, '<tool_call>\none\n</tool_call>'), (hot, 'A')]:
         world.reset(0)
-        assert world.step(Answer(said)).valid == (world is hot)
+        assert world.step(Answer(text)).valid == (world is hot)
     boxes_.close(), hot.close()
     assert warned == {'unknown_stop', 'bad_calls', 'temperature'}
     assert capsys.readouterr().err.count('warning: ') == 3
 
 
-def test_an_episode_that_is_cut_still_earns():
-    out, _ = played('talkative', max_turns=3)
+def test_a_truncated_episode_still_earns_its_reward():
+    out, _ = play_harness('talkative', max_turns=3)
     assert (out.episode_stop == EpisodeStop.TURN_BUDGET).all()
     np.testing.assert_allclose(out.rewards.sum(1), 0.3, atol=1e-6)
-    out, _ = played('talkative', max_turns=12, max_tokens=150)
+    out, _ = play_harness('talkative', max_turns=12, max_tokens=150)
     assert (out.episode_stop == EpisodeStop.TOKEN_BUDGET).all() and (out.num_turns < 12).all()
     np.testing.assert_allclose(out.rewards.sum(1), out.num_turns / 10, atol=1e-6)
 
 
-def test_a_reward_function_sees_what_a_cut_episode_earned():
-    def replied(text, reward=0.0, done=False, **of):
-        request = Request(slot=0, stream=0, item=1, **of)
+def test_a_reward_function_receives_the_reward_of_a_truncated_episode():
+    def response(text, reward=0.0, done=False, **fields):
+        request = Request(slot=0, stream=0, item=1, **fields)
         return Response(request, Reply(text, reward=reward, done=done), 'Do.')
 
     events = [
-        replied('begin'),
+        response('begin'),
         (agents.ACT, 'one'),
-        replied('next', 0.5, actions=('one',)),
-        replied('shorter', 0.25, actions=('one',), cut='TOKEN_BUDGET'),  # it continues
-        replied('', 0.25, True, actions=('one',), cut='TURN_BUDGET'),
+        response('next', 0.5, actions=('one',)),
+        response('shorter', 0.25, actions=('one',), cut='TOKEN_BUDGET'),  # it continues
+        response('', 0.25, True, actions=('one',), cut='TURN_BUDGET'),
     ]
-    told = dict(item=1, success=True, figures=(), trials=np.zeros(3, np.int32))
-    (turn,) = rewards.episode_of(events, **told).turns
+    settings = dict(item=1, success=True, figures=(), trials=np.zeros(3, np.int32))
+    (turn,) = rewards.episode_of(events, **settings).turns
     assert turn.reward == 0.75 and turn.reply == 'next'
 
 
@@ -255,43 +257,43 @@ BLAMES = dict(blames=('OverflowError',), blamed_reward=-1.0)
     ],
     ids=str,
 )
-def test_a_rollout_is_the_same_to_the_bit_in_all_dialects(run, sizes, dialect):
+def test_a_rollout_is_bit_identical_in_all_dialects(run, sizes, dialect):
     """The tests of chat completions in this file therefore hold for all of them."""
-    out = [played(name, **sizes)[0] for name in (run, f'{run}_{dialect}')]
+    out = [play_harness(name, **sizes)[0] for name in (run, f'{run}_{dialect}')]
     host_worlds.assert_same(*out)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize('run', ['compacting', 'compacting_responses', 'compacting_messages'])
-def test_a_harness_goes_on_with_a_summary_where_its_conversation_is_too_long(tmp_path, run):
+def test_a_harness_continues_with_a_summary_if_its_conversation_is_too_long(tmp_path, run):
     log = str(tmp_path / 'replies.jsonl')
-    out, _ = played(run, **COMPACT, log=log)
+    out, _ = play_harness(run, **COMPACT, log=log)
     assert (out.episode_stop == EpisodeStop.TERMINATED).all()
     np.testing.assert_allclose(out.rewards.sum(1), 0.7, atol=1e-6)
     assert (out.branch.max(1) >= 2).all() and (out.num_turns > 7).all()
-    of = windows.branch_of(out.turn, out.branch, np)
-    lengths = PREFIX + (of[:, None] == np.arange(8)[:, None]).sum(2)
+    branch_ids = windows.branch_of(out.turn, out.branch, np)
+    lengths = PREFIX + (branch_ids[:, None] == np.arange(8)[:, None]).sum(2)
     assert lengths.max() <= 100 and (out.attention_mask.sum(1) > 200).all()
-    # The policy's own summaries are trained in their rows, which are at most a conversation wide
+    # The policy's summaries are trained in their rows, at most one conversation wide
     summaries = texts_of(out, 1)
     assert all(text.startswith('<|im_start|>user\nSum up ') for text in summaries)
-    assert all((out.action_mask[b] & (of[b] == 1)).any() for b in range(len(of)))
-    logprobs, found = scored(out, 8, 100)
-    assert found.index.shape[2] == 100
+    assert all((out.action_mask[b] & (branch_ids[b] == 1)).any() for b in range(len(branch_ids)))
+    logprobs, samples = trainer_logprobs(out, 8, 100)
+    assert samples.index.shape[2] == 100
     gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)
     assert np.abs(gap).max() <= 1e-5
-    host_worlds.assert_same(played(run, **COMPACT, replay=log)[0], out)
+    host_worlds.assert_same(play_harness(run, **COMPACT, replay=log)[0], out)
 
 
-def test_the_row_of_all_conversations_bounds_them_too():
+def test_the_length_of_the_row_also_limits_its_conversations():
     """The reward of an episode counts even if there are no tokens left for a summary."""
-    out, _ = played('compacting', **COMPACT | {'max_tokens': 150}, blamed_reward=-1.0)
+    out, _ = play_harness('compacting', **COMPACT | {'max_tokens': 150}, blamed_reward=-1.0)
     assert (out.episode_stop == EpisodeStop.TOKEN_BUDGET).all()
     assert (out.rewards.sum(1) == -1).all() and (out.attention_mask.sum(1) <= 150).all()
 
 
-def test_an_answer_has_no_more_tokens_than_its_client_wants():
-    out, _ = played('limited')
+def test_an_answer_is_limited_to_the_tokens_that_its_client_requested():
+    out, _ = play_harness('limited')
     first = (out.action_mask & (out.turn == 0)).sum(1)
     assert (first <= 2).all() and (first == 2).any()
     cut = out.turn_stop[:, 0] == TurnStop.LENGTH
@@ -300,12 +302,12 @@ def test_an_answer_has_no_more_tokens_than_its_client_wants():
         assert ' (cut)<|im_end|>\n<|im_start|>user\nOn.' in text
 
 
-def test_a_crash_costs_its_episode_unless_the_policy_is_to_blame():
-    out, task = played('crashing')
+def test_a_crash_discards_its_episode_unless_the_policy_is_to_blame():
+    out, task = play_harness('crashing')
     odd = task.env_params.items[out.level] % 2 == 1
     assert odd.any() and not odd.all()
     assert ((out.episode_stop == EpisodeStop.ENV_ERROR) == odd).all()
-    out, _ = played('crashing', blames=('OverflowError',), blamed_reward=-1.0)
+    out, _ = play_harness('crashing', blames=('OverflowError',), blamed_reward=-1.0)
     assert (out.episode_stop == EpisodeStop.TERMINATED).all()
     assert (out.rewards[odd, 0] == -1).all() and (out.rewards[~odd, 0] == 1).all()
 
@@ -313,24 +315,24 @@ def test_a_crash_costs_its_episode_unless_the_policy_is_to_blame():
 # ---- workers -------------------------------------------------------------------------------------
 
 
-def wait_for(mark, *, there):
+def wait_for(mark, *, running):
     """Wait until a process has the mark in its command line, or until no process has it."""
     processes = functools.partial(subprocess.check_output, ['ps', 'axwwo', 'args'], text=True)
-    until(lambda: (mark in processes()) == there)
+    until(lambda: (mark in processes()) == running)
 
 
 @pytest.mark.soak
-def test_a_worker_that_hangs_or_dies_is_replaced_and_its_neighbours_are_the_same_to_the_bit():
-    out, task = played('dangerous', workers=4, silent_s=2.0, blames=('OverflowError',))
-    kind, alone = clients.dangers(task.env_params.items[out.level]), played('two_turns')[0]
+def test_replacing_a_hung_or_dead_worker_leaves_other_episodes_bit_identical():
+    out, task = play_harness('dangerous', workers=4, silent_s=2.0, blames=('OverflowError',))
+    kind, clean = clients.dangers(task.env_params.items[out.level]), play_harness('two_turns')[0]
     assert set(kind) == {0, 1, 2, 3}
-    lost = out.episode_stop == EpisodeStop.ENV_ERROR
-    assert (lost == ((kind == 1) | (kind == 2))).all()
+    failed = out.episode_stop == EpisodeStop.ENV_ERROR
+    assert (failed == ((kind == 1) | (kind == 2))).all()
     assert (out.rewards[kind == 3] == 0).all()  # blamed
     for name in ('tokens', 'logprobs', 'rewards'):
-        assert (getattr(out, name)[kind == 0] == getattr(alone, name)[kind == 0]).all()
-    wait_for('left_by_worker', there=False)
-    wait_for('harness.workers harness_clients:dangerous', there=False)
+        assert (getattr(out, name)[kind == 0] == getattr(clean, name)[kind == 0]).all()
+    wait_for('left_by_worker', running=False)
+    wait_for('harness.workers harness_clients:dangerous', running=False)
 
 
 RUN = """
@@ -344,17 +346,17 @@ workers.take().play(Task(1, 'http://127.0.0.1:1/v1', 'k'))
 """
 
 
-def test_a_worker_and_all_that_it_has_started_end_with_a_run_that_is_killed():
+def test_killing_a_run_ends_its_worker_and_the_processes_of_the_worker():
     env = os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)}
     run = subprocess.Popen([sys.executable, '-c', RUN], env=env, stdout=subprocess.PIPE)
     assert run.stdout.readline() == b'[0.25, True]\n'
-    wait_for('left_by_alone', there=True)
+    wait_for('left_by_alone', running=True)
     run.kill(), run.wait(), run.stdout.close()
-    wait_for('left_by_alone', there=False)
-    wait_for('harness.workers harness_clients:alone', there=False)
+    wait_for('left_by_alone', running=False)
+    wait_for('harness.workers harness_clients:alone', running=False)
 
 
-def test_an_episode_waits_for_a_worker_and_no_more_than_all_are_started(monkeypatch):
+def test_an_episode_waits_for_a_free_worker_and_a_killed_one_is_replaced(monkeypatch):
     monkeypatch.setattr(workers, 'WAIT_S', 0.01)
     pool = workers.Workers('harness_clients:alone', 1)
     pool.enter()
@@ -390,38 +392,38 @@ def test_a_run_that_contradicts_its_harness_is_rejected(changes, field):
 # ---- experts -------------------------------------------------------------------------------------
 
 
-def demonstrated(episodes, max_tokens=2000, **settings):
+def demonstrate(episodes, max_tokens=2000, **settings):
     """Return (texts of rows, their trained texts, number of demonstrations that do not fit)."""
     env = HarnessEnvironment(num_items=200, **settings)
     talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
     task = conversation.build_host_task(env, env.make_params(num_levels=16), talk, max_turns=6)
-    how = dict(seed=0, episodes=episodes, oracle=1.0, max_tokens=max_tokens)
-    found, cut = demonstrations.demonstrate_on_hosts(task, talk, env.player(), **how)
-    found = jax.device_get(found)
+    options = dict(seed=0, episodes=episodes, oracle=1.0, max_tokens=max_tokens)
+    batch, cut = demonstrations.demonstrate_on_hosts(task, talk, env.player(), **options)
+    batch = jax.device_get(batch)
 
     def texts(masks):
-        rows = zip(found.tokens, masks, strict=True)
+        rows = zip(batch.tokens, masks, strict=True)
         return [tiny.tokenizer().decode(row[mask], show_special=True) for row, mask in rows]
 
-    return texts(found.attention_mask), texts(found.mask), cut
+    return texts(batch.attention_mask), texts(batch.mask), cut
 
 
-def test_an_expert_answers_in_the_place_of_the_policy():
-    rows, trained, cut = demonstrated(12, **BOXES)
+def test_an_expert_answers_instead_of_the_policy():
+    rows, trained, cut = demonstrate(12, **BOXES)
     call = '<tool_call>\n{{"name": "open", "arguments": {{"box": "{}"}}}}\n</tool_call><|im_end|>'
     box = dict(zip(boxes.HINTS, boxes.BOXES, strict=True))
     hinted = [next((box[hint] for hint in box if hint in row), '') for row in rows]
     assert len(rows) == 12 and not cut and any(hinted) and not all(hinted)
-    for row, said, prize in zip(rows, trained, hinted, strict=True):
+    for row, text, prize in zip(rows, trained, hinted, strict=True):
         answers = [prize]
         if not prize:
             empty = 'Empty. The ' in row  # a wrong box names the right one
             prize = row.partition('Empty. The ')[2].partition(' one')[0]
             answers = ['red', prize] if empty else ['red']
-        assert said == ''.join(map(call.format, answers)) and row.endswith(said[-40:])
+        assert text == ''.join(map(call.format, answers)) and row.endswith(text[-40:])
 
 
-def test_the_expert_is_the_oracle_and_must_say_something():
+def test_the_expert_is_the_oracle_and_must_return_an_answer():
     env = HarnessEnvironment(num_items=200, **BOXES)
     params = env.make_params('validation', num_levels=8)
     assert reference_success(env, params, 3) == {'oracle': 1.0}
@@ -436,22 +438,22 @@ def test_the_expert_is_the_oracle_and_must_say_something():
 BRANCHING = dict(run='harness_clients:branching', expert='harness_clients:polite', branches=4)
 
 
-def test_demonstrations_of_several_conversations_are_a_row_each():
-    rows, trained, _ = demonstrated(2, **BRANCHING)
+def test_each_conversation_of_a_demonstration_is_one_row():
+    rows, trained, _ = demonstrate(2, **BRANCHING)
     answers = ['Yes 2.<|im_end|>Yes 4.<|im_end|>', 'Yes 3.<|im_end|>', 'Yes 4.<|im_end|>']
     assert len(rows) == 6 and trained == 2 * answers
 
 
 def test_demonstrations_that_do_not_fit_are_counted_and_leave_no_empty_rows():
     """They were dropped silently, and a run without a fitting demonstration divided by zero."""
-    _, trained, cut = demonstrated(12, 560, **BOXES)  # one answer each
-    assert cut == 8 and [said.count('<|im_end|>') for said in trained] == [1] * 12
-    _, trained, cut = demonstrated(12, 538, **BOXES)  # two answers do not fit
+    _, trained, cut = demonstrate(12, 560, **BOXES)  # one answer each
+    assert cut == 8 and [text.count('<|im_end|>') for text in trained] == [1] * 12
+    _, trained, cut = demonstrate(12, 538, **BOXES)  # two answers do not fit
     assert cut == 10 and len(trained) == 2 and all(trained)
     with pytest.raises(ValueError, match='rollout.max_tokens'):
-        demonstrated(12, 20, **BOXES)
+        demonstrate(12, 20, **BOXES)
     with pytest.raises(ValueError, match='harness.context'):
-        demonstrated(2, context=9, **BRANCHING)
+        demonstrate(2, context=9, **BRANCHING)
 
 
 # ---- programs ------------------------------------------------------------------------------------
@@ -485,10 +487,10 @@ def test_programs_post_rewards_crash_and_are_killed_with_their_children(tmp_path
     path.write_text(PROGRAM)
     command = (sys.executable, str(path), '{item}')
     blames = dict(blames=('OverflowError',), blamed_reward=-1.0)
-    out, task = played('', command=command, silent_s=4.0, **blames, kinds=3)
+    out, task = play_harness('', command=command, silent_s=4.0, **blames, kinds=3)
     kind = task.env_params.items[out.level]
     assert set(kind) == {0, 1, 2}
     assert out.success[kind == 0].all() and (out.rewards[kind == 0, 0] == 0.5).all()
     assert (out.rewards[kind == 1, 0] == -1).all()
     assert (out.episode_stop[kind == 2] == EpisodeStop.ENV_ERROR).all()
-    wait_for('left_alone', there=False)
+    wait_for('left_alone', running=False)

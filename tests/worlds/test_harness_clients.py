@@ -27,7 +27,7 @@ WEATHER = CALL.format('weather', '{"city": "Oslo"}')
 
 
 def weather(city: str) -> str:
-    """Says the weather of a city.
+    """Return the weather of a city.
 
     Args:
         city: where
@@ -35,87 +35,89 @@ def weather(city: str) -> str:
     return f'It rains in {city}.'
 
 
-def play(harness, answers, branches=4, **episode):
+def play(harness, answers, branches=4, **settings):
     """Return (observations, result of the harness); the answers are used in order."""
-    own, server = Episode(branches=branches, **episode), endpoint('127.0.0.1', 0)
-    task = Task(3, f'{server.open(own)}/v1', own.secret)
+    episode, server = Episode(branches=branches, **settings), endpoint('127.0.0.1', 0)
+    task = Task(3, f'{server.open(episode)}/v1', episode.secret)
 
     def run():
         with world_errors(
-            lambda error: own.events.put(End(error=f'{type(error).__name__}: {error}'))
+            lambda error: episode.events.put(End(error=f'{type(error).__name__}: {error}'))
         ):
             returned = harness(task)
             if inspect.iscoroutine(returned):
                 returned = asyncio.run(returned)
-            own.events.put(End(returned))
+            episode.events.put(End(returned))
 
     threading.Thread(target=run, daemon=True).start()
-    shown, left = [], list(answers)
-    while not isinstance(event := own.events.get(timeout=60), End):
-        shown.append(event.new)
-        said = Answer(left.pop(0))
-        said.ids, said.logprobs, said.pieces = (1, 2), (-0.5, -1.0), (b'a', b'b')
-        own.answer(said)
-    server.close(own)
-    assert not event.error and not left, (event, left)
-    return shown, event.returned
+    observations, remaining = [], list(answers)
+    while not isinstance(event := episode.events.get(timeout=60), End):
+        observations.append(event.new)
+        answer = Answer(remaining.pop(0))
+        answer.ids, answer.logprobs, answer.pieces = (1, 2), (-0.5, -1.0), (b'a', b'b')
+        episode.answer(answer)
+    server.close(episode)
+    assert not event.error and not remaining, (event, remaining)
+    return observations, event.returned
 
 
-def flow(shown):
+def flow(observations):
     """Return [(branch, opens, roles of new messages)]."""
-    return [(x.branch, x.opens, [one['role'] for one in x.messages]) for x in shown]
+    return [(x.branch, x.opens, [one['role'] for one in x.messages]) for x in observations]
 
 
 def chat(task):
     """Play three turns with openai's client, and send its answer objects back."""
     client = openai.OpenAI(base_url=task.base_url, api_key=task.api_key)
-    messages, found = [{'role': 'system', 'content': 'S'}], []
+    messages, choices = [{'role': 'system', 'content': 'S'}], []
     for text in 'abc':
         messages.append({'role': 'user', 'content': text})
-        made = client.chat.completions.create(model=task.model, messages=messages, logprobs=True)
-        messages.append(made.choices[0].message.model_dump())
-        found.append(made.choices[0])
-    return found
+        completion = client.chat.completions.create(
+            model=task.model, messages=messages, logprobs=True
+        )
+        messages.append(completion.choices[0].message.model_dump())
+        choices.append(completion.choices[0])
+    return choices
 
 
-def test_openai_s_client_goes_on_with_one_conversation():
-    shown, found = play(chat, ['A', ' B\n', 'C'])
-    assert flow(shown) == [(0, True, ['system', 'user']), *2 * [(0, False, ['user'])]]
-    assert [one.message.content for one in found] == ['A', ' B\n', 'C']
-    assert [one.logprob for one in found[0].logprobs.content] == [-0.5, -1.0]
+def test_openais_client_continues_one_conversation():
+    observations, choices = play(chat, ['A', ' B\n', 'C'])
+    assert flow(observations) == [(0, True, ['system', 'user']), *2 * [(0, False, ['user'])]]
+    assert [one.message.content for one in choices] == ['A', ' B\n', 'C']
+    assert [one.logprob for one in choices[0].logprobs.content] == [-0.5, -1.0]
 
 
-def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
+def test_the_readme_example_runs(tmp_path, monkeypatch):
     readme = ROOT / 'agentrl_jax' / 'envs' / 'hosts' / 'harness' / 'README.md'
     (code,) = re.findall(r'```python\n# my_agent.py\n(.*?)```', readme.read_text(), re.DOTALL)
     (tmp_path / 'my_agent.py').write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     example = importlib.import_module('my_agent')
     calls = [CALL.format('open_box', f'{{"colour": "{colour}"}}') for colour in ('blue', 'red')]
-    shown, reward = play(example.play, calls)
-    assert reward == 1.0 and flow(shown) == [(0, True, ['user']), (0, False, ['tool'])]
+    observations, reward = play(example.play, calls)
+    assert reward == 1.0 and flow(observations) == [(0, True, ['user']), (0, False, ['tool'])]
     assert play(example.play, ['I do not know.'])[1] == 0.0
 
 
-def test_openai_s_client_streams():
+def test_openais_client_streams():
     def streaming(task):
         client, messages = openai.OpenAI(base_url=task.base_url, api_key='k'), []
         for text in 'ab':
             messages.append({'role': 'user', 'content': text})
-            said = ''
+            answer = ''
             for chunk in client.chat.completions.create(
                 model='m', messages=messages, stream=True, stream_options={'include_usage': True}
             ):
                 for choice in chunk.choices:
-                    said += choice.delta.content or ''
-            messages.append({'role': 'assistant', 'content': said})
-        return said
+                    answer += choice.delta.content or ''
+            messages.append({'role': 'assistant', 'content': answer})
+        return answer
 
-    shown, said = play(streaming, ['A', 'B'])
-    assert said == 'B' and flow(shown)[1] == (0, False, ['user'])
+    observations, answer = play(streaming, ['A', 'B'])
+    assert answer == 'B' and flow(observations)[1] == (0, False, ['user'])
 
 
-def test_openai_s_client_asks_at_once():
+def test_openais_client_sends_concurrent_requests():
     async def at_once(task):
         client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
 
@@ -123,17 +125,17 @@ def test_openai_s_client_asks_at_once():
             messages = [{'role': 'user', 'content': text}]
             return await client.chat.completions.create(model='m', messages=messages)
 
-        made = await asyncio.gather(*map(one, 'abc'))
-        return [one.choices[0].message.content for one in made]
+        completions = await asyncio.gather(*map(one, 'abc'))
+        return [one.choices[0].message.content for one in completions]
 
-    shown, said = play(at_once, ['A', 'B', 'C'])
-    assert sorted(said) == ['A', 'B', 'C'] and {x.branch for x in shown} == {0, 1, 2}
+    observations, texts = play(at_once, ['A', 'B', 'C'])
+    assert sorted(texts) == ['A', 'B', 'C'] and {x.branch for x in observations} == {0, 1, 2}
 
 
-def test_openai_s_client_does_not_try_again_what_is_over():
-    own, server = Episode(), endpoint('127.0.0.1', 0)
-    address = server.open(own)
-    server.close(own)
+def test_openais_client_does_not_retry_after_the_end():
+    episode, server = Episode(), endpoint('127.0.0.1', 0)
+    address = server.open(episode)
+    server.close(episode)
     client = openai.OpenAI(base_url=f'{address}/v1', api_key='k')
     with pytest.raises(openai.APIStatusError) as error:
         client.chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'U'}])
@@ -158,24 +160,26 @@ def test_the_agents_sdk_calls_a_tool():
         tools = [agents.function_tool(weather)]
         return agents.Agent('clerk', instructions='Be brief.', tools=tools, model=model)
 
-    shown, said = play(run_agents(build), [WEATHER, 'Rain.'])
-    assert said == 'Rain.'
-    assert flow(shown) == [(0, True, ['system', 'user']), (0, False, ['tool'])]
-    assert shown[1].messages[0]['content'] == 'It rains in Oslo.'
-    assert shown[0].tools[0]['function']['name'] == 'weather'
+    observations, output = play(run_agents(build), [WEATHER, 'Rain.'])
+    assert output == 'Rain.'
+    assert flow(observations) == [(0, True, ['system', 'user']), (0, False, ['tool'])]
+    assert observations[1].messages[0]['content'] == 'It rains in Oslo.'
+    assert observations[0].tools[0]['function']['name'] == 'weather'
 
 
-def test_a_hand_off_of_the_agents_sdk_is_another_conversation():
+def test_a_handoff_of_the_agents_sdk_opens_a_conversation():
     def build(agents, model):
         poet = agents.Agent('poet', instructions='Answer in verse.', model=model)
         return agents.Agent('triage', instructions='Hand off.', handoffs=[poet], model=model)
 
-    shown, said = play(run_agents(build), [CALL.format('transfer_to_poet', '{}'), 'It rains.'])
-    assert said == 'It rains.' and [x.branch for x in shown] == [0, 1]
-    assert shown[1].opens and shown[1].messages[0]['content'] == 'Answer in verse.'
+    observations, output = play(
+        run_agents(build), [CALL.format('transfer_to_poet', '{}'), 'It rains.']
+    )
+    assert output == 'It rains.' and [x.branch for x in observations] == [0, 1]
+    assert observations[1].opens and observations[1].messages[0]['content'] == 'Answer in verse.'
 
 
-def test_pydantic_ai_calls_a_tool_and_answers_in_a_type():
+def test_pydantic_ai_calls_a_tool_and_returns_a_typed_answer():
     pydantic_ai = pytest.importorskip('pydantic_ai')
     import pydantic
     from pydantic_ai.models.openai import OpenAIChatModel
@@ -195,8 +199,8 @@ def test_pydantic_ai_calls_a_tool_and_answers_in_a_type():
         return (await agent.run('The weather in Oslo?')).output
 
     final = CALL.format('final_result', '{"city": "Oslo", "rain": true}')
-    shown, out = play(run, [WEATHER, final])
-    assert out.rain and flow(shown) == [(0, True, ['system', 'user']), (0, False, ['tool'])]
+    observations, out = play(run, [WEATHER, final])
+    assert out.rain and flow(observations) == [(0, True, ['system', 'user']), (0, False, ['tool'])]
 
 
 # ---- the Responses and Messages APIs -------------------------------------------------------------
@@ -217,66 +221,68 @@ async def by_id(client, history, new, previous, more):
 async def by_items(client, history, new, previous, more):
     """Send all items back."""
     include = ['message.output_text.logprobs']
-    made = await client.responses.create(input=history, include=include, store=False, **more)
-    assert made.output[-1].type != 'message' or made.output[-1].content[0].logprobs[1].logprob == -1
-    return made
+    reply = await client.responses.create(input=history, include=include, store=False, **more)
+    assert (
+        reply.output[-1].type != 'message' or reply.output[-1].content[0].logprobs[1].logprob == -1
+    )
+    return reply
 
 
 async def streamed(client, history, new, previous, more):
     async with client.responses.stream(input=history, **more) as events:
         kinds = [event.type async for event in events]
-        made = await events.get_final_response()
+        reply = await events.get_final_response()
     assert kinds[0] == 'response.created' and kinds[-1] == 'response.completed'
-    return made
+    return reply
 
 
 @pytest.mark.parametrize('ask', [by_id, by_items, streamed])
-def test_openai_s_client_goes_on_with_one_conversation_of_responses(ask):
+def test_openais_client_continues_one_conversation_of_responses(ask):
     async def run(task):
         client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
         more = dict(model=task.model, instructions='S', tools=[RESPONSES_TOOL])
-        history, found, item = [], [], {'role': 'user', 'content': 'Oslo?'}
+        history, replies, item = [], [], {'role': 'user', 'content': 'Oslo?'}
         for _ in range(3):
             history.append(item)
-            made = await ask(client, history, [item], found[-1] if found else None, more)
-            history += [one.model_dump() for one in made.output]
-            found.append(made)
+            reply = await ask(client, history, [item], replies[-1] if replies else None, more)
+            history += [one.model_dump() for one in reply.output]
+            replies.append(reply)
             item = {'role': 'user', 'content': 'And?'}
-            if made.output[-1].type == 'function_call':
+            if reply.output[-1].type == 'function_call':
                 item = {'type': 'function_call_output', 'output': 'Rain.'}
-                item['call_id'] = made.output[-1].call_id
-        return found
+                item['call_id'] = reply.output[-1].call_id
+        return replies
 
     answers = [f'{THINKING}I look.\n{WEATHER}', f'{THINKING}It rains.', 'No.']
-    shown, found = play(run, answers)
-    assert flow(shown) == [*TOOL_FLOW, (0, False, ['user'])]
-    assert [one.type for one in found[0].output] == ['reasoning', 'message', 'function_call']
-    assert [one.output_text for one in found] == ['I look.', 'It rains.', 'No.']
-    assert found[0].usage.output_tokens == 2 and found[2].status == 'completed'
+    observations, replies = play(run, answers)
+    assert flow(observations) == [*TOOL_FLOW, (0, False, ['user'])]
+    assert [one.type for one in replies[0].output] == ['reasoning', 'message', 'function_call']
+    assert [one.output_text for one in replies] == ['I look.', 'It rains.', 'No.']
+    assert replies[0].usage.output_tokens == 2 and replies[2].status == 'completed'
 
 
 def messages_of(stream, thoughts):
-    """Return a harness of anthropic's client; thoughts: it sends them back."""
+    """Return a harness around anthropic's client; thoughts: whether it sends them back."""
     anthropic = pytest.importorskip('anthropic')
 
     async def run(task):
         client = anthropic.AsyncAnthropic(base_url=task.root_url, api_key='k')
         more = dict(model=task.model, max_tokens=100, system='S', tools=[MESSAGES_TOOL])
-        messages, found = [], []
+        messages, replies = [], []
 
         async def ask(content):
             messages.append({'role': 'user', 'content': content})
             if stream:
                 async with client.messages.stream(messages=messages, **more) as events:
-                    seen = [event.type async for event in events]
-                    made = await events.get_final_message()
-                assert seen[0] == 'message_start' and seen[-1] == 'message_stop'
+                    kinds = [event.type async for event in events]
+                    reply = await events.get_final_message()
+                assert kinds[0] == 'message_start' and kinds[-1] == 'message_stop'
             else:
-                made = await client.messages.create(messages=messages, **more)
-            content = [one for one in made.content if thoughts or one.type != 'thinking']
+                reply = await client.messages.create(messages=messages, **more)
+            content = [one for one in reply.content if thoughts or one.type != 'thinking']
             messages.append({'role': 'assistant', 'content': content})
-            found.append(made)
-            return made
+            replies.append(reply)
+            return reply
 
         call = (await ask('Oslo?')).content[-1]
         await ask([{'type': 'tool_result', 'tool_use_id': call.id, 'content': 'Rain.'}])
@@ -285,22 +291,22 @@ def messages_of(stream, thoughts):
         )
         assert more_tokens.input_tokens > 0
         await ask('And?')
-        return found
+        return replies
 
     return run
 
 
 @pytest.mark.parametrize(('stream', 'thoughts'), [(False, True), (True, True), (False, False)])
-def test_anthropic_s_client_goes_on_with_one_conversation(stream, thoughts):
+def test_anthropics_client_continues_one_conversation(stream, thoughts):
     answers = [f'{THINKING}I look.\n{WEATHER}', f'{THINKING}It rains.', 'No.']
-    shown, found = play(messages_of(stream, thoughts), answers)
-    assert flow(shown) == [*TOOL_FLOW, (0, False, ['user'])]
-    assert [one.type for one in found[0].content] == ['thinking', 'text', 'tool_use']
-    assert [one.stop_reason for one in found] == ['tool_use', 'end_turn', 'end_turn']
-    assert found[0].content[-1].input == {'city': 'Oslo'} and found[2].content[0].text == 'No.'
+    observations, replies = play(messages_of(stream, thoughts), answers)
+    assert flow(observations) == [*TOOL_FLOW, (0, False, ['user'])]
+    assert [one.type for one in replies[0].content] == ['thinking', 'text', 'tool_use']
+    assert [one.stop_reason for one in replies] == ['tool_use', 'end_turn', 'end_turn']
+    assert replies[0].content[-1].input == {'city': 'Oslo'} and replies[2].content[0].text == 'No.'
 
 
-def test_errors_are_those_of_each_client():
+def test_each_client_raises_its_error_types():
     anthropic = pytest.importorskip('anthropic')
 
     def run(task):
@@ -335,14 +341,14 @@ def test_the_default_model_of_the_agents_sdk_calls_a_tool_and_hands_off():
         return (await agents.Runner.run(clerk, 'The weather in Oslo?', max_turns=4)).final_output
 
     handoff = CALL.format('transfer_to_poet', '{}')
-    shown, said = play(run, [f'{THINKING}{WEATHER}', handoff, 'It rains.'])
-    assert said == 'It rains.' and flow(shown)[:2] == TOOL_FLOW
-    assert shown[1].messages[0]['content'] == 'It rains in Oslo.'
-    assert shown[2].opens and shown[2].messages[0]['content'] == 'Answer in verse.'
+    observations, output = play(run, [f'{THINKING}{WEATHER}', handoff, 'It rains.'])
+    assert output == 'It rains.' and flow(observations)[:2] == TOOL_FLOW
+    assert observations[1].messages[0]['content'] == 'It rains in Oslo.'
+    assert observations[2].opens and observations[2].messages[0]['content'] == 'Answer in verse.'
 
 
 @pytest.mark.parametrize('dialect', ['responses', 'messages'])
-def test_pydantic_ai_calls_a_tool_in_both(dialect):
+def test_pydantic_ai_calls_a_tool_in_both_apis(dialect):
     pydantic_ai = pytest.importorskip('pydantic_ai')
 
     def model_of(task):
@@ -367,19 +373,19 @@ def test_pydantic_ai_calls_a_tool_in_both(dialect):
         agent.tool_plain(weather)
         return (await agent.run('The weather in Oslo?')).output
 
-    shown, out = play(run, [f'{THINKING}{WEATHER}', 'Rain.'])
-    assert out == 'Rain.' and flow(shown) == TOOL_FLOW
+    observations, out = play(run, [f'{THINKING}{WEATHER}', 'Rain.'])
+    assert out == 'Rain.' and flow(observations) == TOOL_FLOW
 
 
-def run_smolagents(kind, question, tools=()):
+def run_smolagents(kind, question, functions=()):
     """Return a harness around a smolagents agent; kind: its class."""
     smolagents = pytest.importorskip('smolagents')
 
     def run(task):
-        where = dict(api_base=task.base_url, api_key='k')
-        model = smolagents.OpenAIServerModel(model_id=task.model, **where)
-        found = [smolagents.tool(one) for one in tools]
-        return getattr(smolagents, kind)(found, model, max_steps=4, verbosity_level=0).run(question)
+        address = dict(api_base=task.base_url, api_key='k')
+        model = smolagents.OpenAIServerModel(model_id=task.model, **address)
+        tools = [smolagents.tool(one) for one in functions]
+        return getattr(smolagents, kind)(tools, model, max_steps=4, verbosity_level=0).run(question)
 
     return run
 
@@ -390,20 +396,20 @@ STOPS = ('Observation:', 'Calling tools:', '</code>')  # of smolagents
 def test_smolagents_calls_tools():
     run = run_smolagents('ToolCallingAgent', 'The weather in Oslo?', [weather])
     final = CALL.format('final_answer', '{"answer": "rain"}')
-    shown, said = play(run, [WEATHER, final], stops=STOPS)
-    assert said == 'rain' and len(shown) == 2
+    observations, output = play(run, [WEATHER, final], stops=STOPS)
+    assert output == 'rain' and len(observations) == 2
 
 
-def test_smolagents_runs_code_and_adds_to_answers_that_were_cut():
+def test_smolagents_runs_code_and_completes_truncated_answers():
     code = 'Thought: I count.\n<code>\nx = 6 * 7\nprint(x)\n'
     final = 'Thought: done.\n<code>\nfinal_answer(x)\n'
     run = run_smolagents('CodeAgent', 'What is 6 times 7?')
-    shown, said = play(run, [code, final], stops=STOPS)
-    assert said == 42 and len(shown) == 2
+    observations, output = play(run, [code, final], stops=STOPS)
+    assert output == 42 and len(observations) == 2
 
 
 @pytest.mark.parametrize('dialect', ['chat', 'responses', 'messages'])
-def test_verifiers_plays_a_taskset_and_its_reward_pays(dialect, monkeypatch):
+def test_verifiers_plays_a_taskset_and_returns_its_reward(dialect, monkeypatch):
     """verifiers 0.4 runs in a separate environment, because it needs an older openai."""
     vf = pytest.importorskip('verifiers.v1')
     loaders = pytest.importorskip('verifiers.v1.utils.loaders')
@@ -421,11 +427,11 @@ def test_verifiers_plays_a_taskset_and_its_reward_pays(dialect, monkeypatch):
         assert episode.ok, episode
         return episode.traces[0].reward
 
-    for said, reward in (('Rain.', 1.0), ('Snow.', 0.0)):
-        shown, earned = play(run, [WEATHER, said])
+    for answer, reward in (('Rain.', 1.0), ('Snow.', 0.0)):
+        observations, earned = play(run, [WEATHER, answer])
         assert earned == reward
-        assert flow(shown) == [(0, True, ['system', 'user']), (0, False, ['tool'])]
-        assert shown[1].messages[0]['content'] == 'It rains in Oslo.'
+        assert flow(observations) == [(0, True, ['system', 'user']), (0, False, ['tool'])]
+        assert observations[1].messages[0]['content'] == 'It rains in Oslo.'
 
 
 # These programs have no rewards: a second program checks their work and posts one
@@ -491,10 +497,10 @@ def test_a_coding_agent_works_in_a_shell(program, written, tmp_path, monkeypatch
         return Answer(CALL.format(tool, json.dumps({argument: line, 'description': 'x'})))
 
     try:
-        shown = world.reset(3)
-        roles = [one['role'] for one in shown.messages]
+        observation = world.reset(3)
+        roles = [one['role'] for one in observation.messages]
         assert roles[0] == 'system' and 'user' in roles
-        assert tool in [one['function']['name'] for one in shown.tools]
+        assert tool in [one['function']['name'] for one in observation.tools]
         reply = world.step(call(f'echo {written} | tee found'))
         (result,) = reply.observation.messages
         assert reply.valid and result['role'] == 'tool' and not reply.observation.opens

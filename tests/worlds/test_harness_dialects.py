@@ -87,7 +87,7 @@ MALFORMED = {
 
 
 def vendor_type(dialect):
-    """Return the type of an error of a vendor."""
+    """Return the error type of a vendor."""
     if dialect == 'messages':
         shared = pytest.importorskip('anthropic.types.shared')
         return pydantic.TypeAdapter(shared.ErrorResponse)
@@ -96,7 +96,7 @@ def vendor_type(dialect):
 
 
 @pytest.mark.parametrize('dialect', clients.DIALECTS)
-def test_malformed_requests_have_errors_of_the_vendor_and_touch_no_episode(dialect):
+def test_malformed_requests_get_vendor_errors_and_change_no_episode(dialect):
     requests = [*RAW]
     for change in MALFORMED[dialect]:
         requests.append(json.dumps(json.loads(body(U, dialect=dialect)) | change).encode())
@@ -157,28 +157,30 @@ def test_malformed_requests_have_errors_of_the_vendor_and_touch_no_episode(diale
 def test_each_field_is_used_reported_or_rejected_by_name(dialect, more, ignored):
     raw = body(U, dialect=dialect, **more)
     assert sorted(wire.read(raw, (), dialect).ignored) == sorted(ignored)
-    left = [name for name in ignored if name not in wire.SAMPLING]
-    if not left:
+    unsupported = [name for name in ignored if name not in wire.SAMPLING]
+    if not unsupported:
         served = wire.read(raw, (), dialect, serving=True)
         expected = Sampling(more.get('temperature'), more.get('top_p'))
         assert (served.sampling or Sampling()) == expected and not served.ignored
         return
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refused) as error:
         wire.read(raw, (), dialect, serving=True)
-    assert refused.value.param == left[0]
+    assert error.value.param == unsupported[0]
 
 
 @pytest.mark.parametrize('dialect', NEW)
-def test_tools_of_the_vendor_are_left_out_and_reported(dialect):
+def test_vendor_tools_are_dropped_and_reported(dialect):
     raw = json.loads(body(U, dialect=dialect, tools=[clients.TOOL]))
     raw['tools'].append({'type': 'web_search_20250305', 'name': 'web_search'})
     for serving in (False, True):
-        asked = wire.read(json.dumps(raw).encode(), (), dialect, serving=serving)
-        assert asked.tools == (clients.TOOL,) and asked.ignored == ('tools.web_search_20250305',)
+        request = wire.read(json.dumps(raw).encode(), (), dialect, serving=serving)
+        assert request.tools == (clients.TOOL,) and request.ignored == (
+            'tools.web_search_20250305',
+        )
 
 
 @pytest.mark.parametrize('dialect', NEW)
-def test_a_dialect_without_its_package_is_an_error_that_names_it(dialect, monkeypatch):
+def test_a_dialect_without_its_package_is_an_error_with_the_package_name(dialect, monkeypatch):
     package = {'responses': 'openai', 'messages': 'anthropic'}[dialect]
     monkeypatch.setitem(sys.modules, f'{wire.__package__}.{dialect}', None)
     monkeypatch.delitem(sys.modules, f'{wire.__package__}.{dialect}')
@@ -186,9 +188,9 @@ def test_a_dialect_without_its_package_is_an_error_that_names_it(dialect, monkey
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     wire.load.cache_clear()
-    with pytest.raises(Refused, match=rf'needs {package}: pip install') as refused:
+    with pytest.raises(Refused, match=rf'needs {package}: pip install') as error:
         wire.read(body(U, dialect=dialect), (), dialect)
-    assert refused.value.code == 'missing_package'
+    assert error.value.code == 'missing_package'
     assert wire.read(body(U), ()).messages
     wire.load.cache_clear()
 
@@ -196,18 +198,18 @@ def test_a_dialect_without_its_package_is_an_error_that_names_it(dialect, monkey
 # ---- answers -------------------------------------------------------------------------------------
 
 
-def completed(text, dialect, *, finish='stop', stops=(), **more):
-    """Return (parts of an answer, its JSON, its events)."""
-    asked = wire.read(body(U, dialect=dialect, tools=[clients.TOOL], **more), stops, dialect)
+def respond(text, dialect, *, finish='stop', stops=(), **more):
+    """Return (JSON of an answer, its events)."""
+    request = wire.read(body(U, dialect=dialect, tools=[clients.TOOL], **more), stops, dialect)
     answer = Answer(text)
     answer.finish, answer.ids, answer.prompt = finish, (5, 6), (1, 2, 3)
     answer.logprobs, answer.pieces = (-0.5, -1.0), (b'a', b'b')
-    made = wire.complete(answer, asked, 'x')
-    lines = asked.dialect.stream(made.body, asked).decode().split('\n')
+    response = wire.complete(answer, request, 'x')
+    lines = request.dialect.stream(response.body, request).decode().split('\n')
     events = [json.loads(line.removeprefix('data: ')) for line in lines if line[:5] == 'data:']
     kinds = [line.removeprefix('event: ') for line in lines if line[:6] == 'event:']
     assert kinds == [event['type'] for event in events]
-    return json.loads(asked.dialect.encode(made.body, asked)), events
+    return json.loads(request.dialect.encode(response.body, request)), events
 
 
 @pytest.mark.parametrize(
@@ -223,29 +225,29 @@ def completed(text, dialect, *, finish='stop', stops=(), **more):
 )
 def test_a_stream_has_the_parts_of_the_answer(text, kinds):
     openai = pytest.importorskip('openai.types.responses')
-    made, events = completed(text, 'responses')
-    assert [item['type'] for item in made['output']] == kinds
-    assert events[-1]['response'] == made and made['status'] == 'completed'
+    answer, events = respond(text, 'responses')
+    assert [item['type'] for item in answer['output']] == kinds
+    assert events[-1]['response'] == answer and answer['status'] == 'completed'
     assert [event['sequence_number'] for event in events] == list(range(len(events)))
     done = [event['item'] for event in events if event['type'] == 'response.output_item.done']
-    assert done == made['output']
+    assert done == answer['output']
     texts = [event['delta'] for event in events if event['type'].endswith('.delta')]
     assert len(texts) == len(kinds) and texts[0].strip() in text
     stream_event = pydantic.TypeAdapter(openai.ResponseStreamEvent)
     assert all(stream_event.validate_python(event).type == event['type'] for event in events)
     anthropic = pytest.importorskip('anthropic.types')
-    made, events = completed(text, 'messages')
+    answer, events = respond(text, 'messages')
     names = {'message': 'text', 'reasoning': 'thinking', 'function_call': 'tool_use'}
-    assert [block['type'] for block in made['content']] == [names[kind] for kind in kinds if text]
+    assert [block['type'] for block in answer['content']] == [names[kind] for kind in kinds if text]
     stream_event = pydantic.TypeAdapter(anthropic.RawMessageStreamEvent)
     assert all(stream_event.validate_python(event).type == event['type'] for event in events)
     starts = [event for event in events if event['type'] == 'content_block_start']
-    assert [event['index'] for event in starts] == list(range(len(made['content'])))
+    assert [event['index'] for event in starts] == list(range(len(answer['content'])))
 
 
 @pytest.mark.parametrize('dialect', clients.DIALECTS)
 @pytest.mark.parametrize('stream', [False, True])
-def test_a_lone_surrogate_in_a_request_costs_no_answer(dialect, stream):
+def test_a_lone_surrogate_in_a_request_does_not_prevent_an_answer(dialect, stream):
     raw = body(U, dialect=dialect, stream=stream, model='\ud800', metadata={'user_id': '\ud800'})
     episode = Episode()
     sent = POOL.submit(episode.ask, raw, False, None, dialect)
@@ -254,16 +256,16 @@ def test_a_lone_surrogate_in_a_request_costs_no_answer(dialect, stream):
     assert b'"A"' in sent.result(30)
 
 
-def test_the_reason_of_the_end_is_that_of_the_dialect():
+def test_stop_reasons_are_in_the_format_of_the_dialect():
     reasons = [('stop', LOOK, 'tool_use'), ('length', 'A', 'max_tokens'), ('stop', 'A', 'end_turn')]
     for finish, text, reason in reasons:
-        made, events = completed(text, 'messages', finish=finish)
-        assert made['stop_reason'] == events[-2]['delta']['stop_reason'] == reason
-    made, _ = completed('A###', 'messages', stops=('###',), stop=['###'])
-    assert (made['stop_reason'], made['stop_sequence']) == ('stop_sequence', '###')
-    assert made['content'][0]['text'] == 'A'
-    made, events = completed('A', 'responses', finish='length')
-    assert made['incomplete_details'] == {'reason': 'max_output_tokens'}
+        response, events = respond(text, 'messages', finish=finish)
+        assert response['stop_reason'] == events[-2]['delta']['stop_reason'] == reason
+    response, _ = respond('A###', 'messages', stops=('###',), stop=['###'])
+    assert (response['stop_reason'], response['stop_sequence']) == ('stop_sequence', '###')
+    assert response['content'][0]['text'] == 'A'
+    response, events = respond('A', 'responses', finish='length')
+    assert response['incomplete_details'] == {'reason': 'max_output_tokens'}
     assert events[-1]['type'] == 'response.incomplete'
 
 
@@ -271,24 +273,26 @@ def test_answers_have_the_ids_and_log_probabilities_of_the_row():
     include = ['message.output_text.logprobs']
     for dialect in clients.DIALECTS:
         more = {'chat': {'logprobs': True}, 'responses': {'include': include}, 'messages': {}}
-        asked = wire.read(
+        request = wire.read(
             body(U, dialect=dialect, return_token_ids=True, **more[dialect]), (), dialect
         )
         answer = Answer('A')
         answer.ids, answer.prompt = (5, 6), (1, 2, 3)
         answer.logprobs, answer.pieces = (-0.5, -1.0), (b'a', b'b')
-        made = json.loads(asked.dialect.encode(wire.complete(answer, asked, 'x').body, asked))
-        assert made['prompt_token_ids'] == [1, 2, 3]
-        assert made.get('token_ids') or made['choices'][0]['token_ids'] == [5, 6]
+        response = json.loads(
+            request.dialect.encode(wire.complete(answer, request, 'x').body, request)
+        )
+        assert response['prompt_token_ids'] == [1, 2, 3]
+        assert response.get('token_ids') or response['choices'][0]['token_ids'] == [5, 6]
         if dialect == 'responses':
-            logprobs = made['output'][0]['content'][0]['logprobs']
+            logprobs = response['output'][0]['content'][0]['logprobs']
             assert [one['logprob'] for one in logprobs] == [-0.5, -1.0]
 
 
 # ---- earlier answers -----------------------------------------------------------------------------
 
 
-def asked_of(episode, text, **fields):
+def exchange(episode, text, **fields):
     """Return (observation, response) of a request of the Responses API."""
     raw = json.dumps({'model': 'm'} | fields).encode()
     sent = POOL.submit(episode.ask, raw, False, None, 'responses')
@@ -299,32 +303,35 @@ def asked_of(episode, text, **fields):
 
 def test_a_response_continues_an_earlier_one_without_its_instructions():
     episode = Episode(branches=3)
-    _, first = asked_of(episode, f'{THOUGHT}A', input='U', instructions='S')
+    _, first = exchange(episode, f'{THOUGHT}A', input='U', instructions='S')
     more = dict(input='V', previous_response_id=first.id)
-    shown, second = asked_of(episode, 'B', instructions='S', **more)
-    assert (shown.opens, [one['content'] for one in shown.messages]) == (False, ['V'])
-    shown, _ = asked_of(episode, 'C', instructions='T', **more)  # a fork with other instructions
-    assert shown.opens and [one['content'] for one in shown.messages] == [
+    observation, second = exchange(episode, 'B', instructions='S', **more)
+    assert (observation.opens, [one['content'] for one in observation.messages]) == (False, ['V'])
+    # A fork with other instructions
+    observation, _ = exchange(episode, 'C', instructions='T', **more)
+    assert observation.opens and [one['content'] for one in observation.messages] == [
         'T',
         'U',
         f'{THOUGHT}A',
         'V',
     ]
-    shown, _ = asked_of(episode, 'D', input='W', instructions='S', previous_response_id=second.id)
-    assert (shown.branch, shown.opens, len(shown.messages)) == (0, False, 1)
+    observation, _ = exchange(
+        episode, 'D', input='W', instructions='S', previous_response_id=second.id
+    )
+    assert (observation.branch, observation.opens, len(observation.messages)) == (0, False, 1)
 
 
-def test_references_to_items_stand_for_their_answer():
+def test_item_references_are_replaced_by_their_answer():
     episode = Episode(branches=2)
     tools = [{'type': 'function', 'name': 'look'}]
-    _, made = asked_of(episode, f'{THOUGHT}Hm. {LOOK}', input='U', tools=tools)
-    references = [{'type': 'item_reference', 'id': item['id']} for item in made.output]
+    _, response = exchange(episode, f'{THOUGHT}Hm. {LOOK}', input='U', tools=tools)
+    references = [{'type': 'item_reference', 'id': item['id']} for item in response.output]
     assert len(references) == 3
-    call = made.output[-1]['call_id']
+    call = response.output[-1]['call_id']
     result = {'type': 'function_call_output', 'call_id': call, 'output': 'a wall'}
     items = [{'role': 'user', 'content': 'U'}, *references, result]
-    shown, _ = asked_of(episode, 'A', input=items, tools=tools)
-    assert not shown.opens and [one['role'] for one in shown.messages] == ['tool']
+    observation, _ = exchange(episode, 'A', input=items, tools=tools)
+    assert not observation.opens and [one['role'] for one in observation.messages] == ['tool']
 
 
 def test_tokens_are_counted_up_to_the_newest_answer():

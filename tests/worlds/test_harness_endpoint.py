@@ -28,11 +28,11 @@ LOOK = '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_ca
 U = clients.user('U')
 
 
-def called(**arguments):
+def look_call(**arguments):
     return {'name': 'look', 'arguments': arguments}
 
 
-HERE = called(place='here')
+HERE = look_call(place='here')
 
 # ---- calls in answers ----------------------------------------------------------------------------
 
@@ -42,23 +42,23 @@ def tagged(written):
 
 
 @pytest.mark.parametrize(
-    ('text', 'found', 'bad'),
+    ('text', 'expected', 'bad'),
     [
         (LOOK, [HERE], 0),
         (f'Let me see. {LOOK}\n{LOOK}', [HERE, HERE], 0),
         (f'<think>maybe {LOOK}</think>No.', [], 0),
         (f'maybe {LOOK}</think>{LOOK}', [HERE], 0),  # the prompt opened the thought
         (f'<think>maybe {LOOK}', [], 0),  # unclosed thought
-        (LOOK.replace('here', '</tool_call>'), [called(place='</tool_call>')], 0),
-        (LOOK.replace('here', '</think>'), [called(place='</think>')], 0),
+        (LOOK.replace('here', '</tool_call>'), [look_call(place='</tool_call>')], 0),
+        (LOOK.replace('here', '</think>'), [look_call(place='</think>')], 0),
         (LOOK.replace('here', r'\u003c/tool_call\u003e é'), [
-            called(place='</tool_call> é')
+            look_call(place='</tool_call> é')
         ], 0),
         (LOOK.removesuffix('</tool_call>'), [HERE], 0),
-        (LOOK.replace('{"place": "here"}', '""'), [called()], 0),
+        (LOOK.replace('{"place": "here"}', '""'), [look_call()], 0),
         (LOOK.replace('{"place": "here"}', r'"{\"place\": \"here\"}"'), [HERE], 0),
         (LOOK.replace('"arguments"', '"parameters"'), [HERE], 0),
-        (tagged('{"name": "look"}'), [called()], 0),
+        (tagged('{"name": "look"}'), [look_call()], 0),
         (LOOK.replace('"here"', 'NaN'), [], 1),
         (LOOK.replace('"here"', '1e999'), [], 1),
         (LOOK.replace('here', r'\ud800'), [], 1),
@@ -70,13 +70,13 @@ def tagged(written):
         (tagged('{"name": "look", "arguments": {}}}'), [], 1),
     ],
 )  # fmt: skip
-def test_calls_are_the_objects_in_tags_after_the_last_thought(text, found, bad):
+def test_calls_are_the_objects_in_tags_after_the_last_thought(text, expected, bad):
     """Drafts in thoughts counted as calls, and a tag inside a string cut its call."""
-    assert calls.find_calls(text, 'tags', {'look'})[1:] == (found, bad)
+    assert calls.find_calls(text, 'tags', {'look'})[1:] == (expected, bad)
 
 
 @pytest.mark.parametrize(
-    ('text', 'found', 'bad'),
+    ('text', 'expected', 'bad'),
     [
         ('{"name": "look", "parameters": {"place": "here"}}', [HERE], 0),
         ('See: {"type": "function", "name": "look", "arguments": {"place": "here"}}\n', [HERE], 0),
@@ -92,22 +92,22 @@ def test_calls_are_the_objects_in_tags_after_the_last_thought(text, found, bad):
         ('<|python_tag|>{"name": "look", "param', [], 1),
     ],
 )
-def test_an_object_is_a_call_if_it_names_a_known_tool_and_has_parameters(text, found, bad):
+def test_an_object_is_a_call_if_it_names_a_known_tool_and_has_parameters(text, expected, bad):
     """Any JSON answer with a name counted as a call."""
-    assert calls.find_calls(text, 'object', {'look'})[1:] == (found, bad)
+    assert calls.find_calls(text, 'object', {'look'})[1:] == (expected, bad)
 
 
 @pytest.mark.parametrize('dialect', clients.DIALECTS)
 def test_a_call_of_an_answer_is_the_same_call_in_a_history(dialect):
     write, read = clients.FORMATS[dialect]
-    asked = wire.read(body(U, tools=[clients.TOOL], dialect=dialect), (), dialect)
+    request = wire.read(body(U, tools=[clients.TOOL], dialect=dialect), (), dialect)
     for arguments in ('""', 'null', r'"{\"place\": \"here\"}"', '{"place": "</tool_call>"}'):
-        said = Answer(LOOK.replace('{"place": "here"}', arguments))
-        made = wire.complete(said, asked, 'x')
-        message = read(json.loads(asked.dialect.encode(made.body, asked)))
+        answer = Answer(LOOK.replace('{"place": "here"}', arguments))
+        completion = wire.complete(answer, request, 'x')
+        message = read(json.loads(request.dialect.encode(completion.body, request)))
         assert isinstance(json.loads(message['tool_calls'][0]['function']['arguments']), dict)
         again = wire.read(body(U, message, U, dialect=dialect), (), dialect)
-        assert again.messages[1] == made.forms[0]
+        assert again.messages[1] == completion.forms[0]
 
 
 # ---- fields of requests --------------------------------------------------------------------------
@@ -133,17 +133,17 @@ def test_a_call_of_an_answer_is_the_same_call_in_a_history(dialect):
 def test_each_field_is_used_reported_or_rejected_by_name(more, ignored):
     """Unknown fields were dropped silently, and a served policy ignored temperature and top_p."""
     assert list(wire.read(body(U, **more), ()).ignored) == ignored
-    left = [name for name in ignored if name not in wire.SAMPLING]
-    if left:
-        with pytest.raises(Refused) as refused:
+    unsupported = [name for name in ignored if name not in wire.SAMPLING]
+    if unsupported:
+        with pytest.raises(Refused) as error:
             wire.read(body(U, **more), (), serving=True)
-        assert refused.value.status == 400 and refused.value.param == left[0]
-        assert left[0] in str(refused.value)
+        assert error.value.status == 400 and error.value.param == unsupported[0]
+        assert unsupported[0] in str(error.value)
     else:
         assert not wire.read(body(U, **more), (), serving=True).ignored
 
 
-def test_a_served_request_says_how_it_is_sampled():
+def test_a_served_request_has_its_sampling_settings():
     raw = body(U, temperature=0.0, top_p=0.5, seed=7)
     assert wire.read(raw, (), serving=True).sampling == Sampling(0.0, 0.5, 7)
     assert wire.read(raw, ()).sampling is None
@@ -175,36 +175,36 @@ def test_a_served_request_says_how_it_is_sampled():
     ids=str,
 )
 def test_an_invalid_field_is_an_error_with_its_name(more, param):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refused) as error:
         wire.read(body(U, **more), (), serving=True)
-    assert (refused.value.status, refused.value.param) == (400, param)
-    assert refused.value.body()['error']['param'] == param
+    assert (error.value.status, error.value.param) == (400, param)
+    assert error.value.body()['error']['param'] == param
 
 
 @pytest.mark.parametrize('raw', [b'{"messages": [], "x": NaN}', b'[' * 5000, b'\xff', b''])
 def test_a_body_that_is_not_json_is_an_error(raw):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refused) as error:
         wire.read(raw, ())
-    assert refused.value.code == 'invalid_json'
+    assert error.value.code == 'invalid_json'
 
 
-def test_a_call_before_there_were_tools_stays_a_call():
+def test_a_legacy_function_call_stays_a_call():
     """The call was dropped, but its result was kept."""
     for sent, arguments in (('', {}), ('{"place"', '{"place"')):
         call = {'name': 'look', 'arguments': sent}
         result = {'role': 'function', 'name': 'look', 'content': 'a wall'}
         history = [U, {'role': 'assistant', 'content': None, 'function_call': call}, result]
-        asked = wire.read(body(*history), ())
-        assert json.loads(asked.messages[1].calls) == [{'name': 'look', 'arguments': arguments}]
-        assert asked.messages[2].role == 'tool' and not asked.ignored
+        request = wire.read(body(*history), ())
+        assert json.loads(request.messages[1].calls) == [{'name': 'look', 'arguments': arguments}]
+        assert request.messages[2].role == 'tool' and not request.ignored
 
 
-def test_keys_of_messages_that_nothing_reads_are_reported():
-    said = {'role': 'assistant', 'content': 'A', 'refusal': None, 'annotations': [], 'audio': None}
-    assert not wire.read(body(U, said, U), ()).ignored
-    named = [{**U, 'name': 'Ann'}, {**said, 'reasoning_content': 'so'}, U]
-    asked = wire.read(body(*named), ())
-    assert asked.ignored == ('messages.name', 'messages.reasoning_content')
+def test_unused_keys_of_messages_are_reported():
+    reply = {'role': 'assistant', 'content': 'A', 'refusal': None, 'annotations': [], 'audio': None}
+    assert not wire.read(body(U, reply, U), ()).ignored
+    named = [{**U, 'name': 'Ann'}, {**reply, 'reasoning_content': 'so'}, U]
+    request = wire.read(body(*named), ())
+    assert request.ignored == ('messages.name', 'messages.reasoning_content')
 
 
 # ---- bodies and methods --------------------------------------------------------------------------
@@ -271,24 +271,24 @@ class Policy:
 
 @pytest.fixture(params=clients.DIALECTS)
 def policy(request):
-    made = Policy(dialect=request.param)
-    yield made
-    made.close()
+    instance = Policy(dialect=request.param)
+    yield instance
+    instance.close()
 
 
-def said(answered):
-    status, made = answered
-    assert status == 200, made
+def content_of(result):
+    status, response = result
+    assert status == 200, response
     read = {'choices': 'chat', 'output': 'responses', 'content': 'messages'}
-    (dialect,) = (read[name] for name in read if name in made)
-    return clients.FORMATS[dialect][1](made)['content']
+    (dialect,) = (read[name] for name in read if name in response)
+    return clients.FORMATS[dialect][1](response)['content']
 
 
-def test_bodies_in_chunks_are_read(policy):
+def test_chunked_bodies_are_read(policy):
     """Chunked bodies of any size got 413: httpx with a generator, node's fetch."""
     raw, headers = policy.body(U), {'Transfer-Encoding': 'chunked'}
     parts = [raw[i : i + 7] for i in range(0, len(raw), 7)]
-    assert said(policy.post(iter(parts), headers, encode_chunked=True)) == 'A'
+    assert content_of(policy.post(iter(parts), headers, encode_chunked=True)) == 'A'
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_a_body_that_cannot_be_read_is_an_error(policy, head, status):
         ('POST', '/episodes/guess/reward', 410, None),
     ],
 )
-def test_a_wrong_method_is_405_with_the_right_one(policy, method, path, status, allowed):
+def test_a_wrong_method_returns_405_and_the_allowed_one(policy, method, path, status, allowed):
     connection = policy.connect()
     connection.request(method, path.format(base=policy.parts.path), b'{}')
     response = connection.getresponse()
@@ -367,7 +367,7 @@ def test_an_error_after_the_headers_of_a_stream_is_an_event(policy, monkeypatch)
 
 
 @pytest.mark.parametrize('stream', [False, True])
-def test_a_client_that_left_and_sends_its_request_again_has_its_answer(policy, stream):
+def test_a_client_that_reconnects_and_repeats_its_request_gets_its_answer(policy, stream):
     """Without OpenAI's header it counted as a rewritten history."""
     raw = policy.body(U, stream=stream)
     policy.go.clear()
@@ -387,29 +387,29 @@ def raw_post(policy, raw):
             return answer.read()
 
 
-def test_an_answer_is_kept_until_it_is_delivered(policy):
+def test_an_answer_is_stored_until_it_is_delivered(policy):
     raw = policy.body(U)
     policy.go.clear()
     policy.leave(raw)
     policy.go.set()
     time.sleep(0.2)
-    assert said(policy.post(raw)) == 'A'
+    assert content_of(policy.post(raw)) == 'A'
     status, error = policy.post(raw)  # the second answer was delivered
     assert (status, error['error']['code']) == (400, 'history_rewritten')
 
 
-def test_equal_requests_of_two_waiting_clients_have_two_answers():
+def test_equal_requests_of_two_waiting_clients_get_two_answers():
     policy = Policy(branches=2)
     policy.go.clear()
     with futures.ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(policy.post, body(U)) for _ in range(2)]
         time.sleep(0.1)
         policy.go.set()
-        assert sorted(said(one.result(10)) for one in answers) == ['A', 'B']
+        assert sorted(content_of(one.result(10)) for one in answers) == ['A', 'B']
     policy.close()
 
 
-def test_an_address_of_all_interfaces_is_not_handed_out():
+def test_a_wildcard_address_is_not_published():
     everywhere = Endpoint('0.0.0.0')
     assert '0.0.0.0' not in everywhere.url
     host = urllib.parse.urlsplit(everywhere.url).hostname
@@ -460,11 +460,11 @@ def test_the_ai_sdk_calls_tools_and_streams(monkeypatch):
     thought = f'<think>{LOOK}</think>'
     policy = Policy(branches=8, texts=4 * [thought + LOOK, 'A', thought + LOOK, 'B'])
     command = ['node', '--input-type=module', '-e', AI_SDK, f'{policy.base}/v1']
-    made = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, timeout=120, cwd=sys.prefix, check=False
     )
-    assert made.returncode == 0, made.stderr
+    assert process.returncode == 0, process.stderr
     chat, parts = ['A wall is here.', 'A', thought, 'B'], ['A wall is here.', 'A', 'B']
-    assert json.loads(made.stdout) == [*chat, *parts, *parts, *chat]
+    assert json.loads(process.stdout) == [*chat, *parts, *parts, *chat]
     assert len(policy.episode.branches) == 8
     policy.close()

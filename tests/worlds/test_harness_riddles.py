@@ -13,7 +13,7 @@ from agentrl_jax.envs.splits import SPLITS, level_split
 @pytest.mark.parametrize(
     ('names', 'reward'), [((0,), 1.0), ((1, 0), 0.7), ((1, 1, 0), 0.4), ((1, 2, 3), 0.0)]
 )
-def test_the_box_of_the_things_colour_earns_the_less_the_later_it_is_named(names, reward):
+def test_the_box_of_the_things_colour_earns_less_if_it_is_named_later(names, reward):
     item = next(i for i in range(100) if level_split(str(i).encode()) == 'train')
     colour, thing = riddles.riddle(item)
     assert (colour, thing) in riddles.listed('train') and riddles.expert([], [], item) == colour
@@ -26,7 +26,7 @@ def test_the_box_of_the_things_colour_earns_the_less_the_later_it_is_named(names
     assert last.done and (last.reward, last.success) == (pytest.approx(reward), reward > 0)
 
 
-def test_things_of_a_split_are_in_no_other_and_of_every_colour():
+def test_splits_share_no_thing_and_contain_every_colour():
     listed = {split: riddles.listed(split) for split in SPLITS}
     assert [len(listed[split]) for split in SPLITS] == [96, 24, 24]
     everything = [thing for things in listed.values() for _, thing in things]

@@ -19,11 +19,11 @@ from agentrl_jax.rollout import host, keepers, replies, world_calls
 from agentrl_jax.rollout.world_calls import WorldsFailed
 from agentrl_jax.types import EpisodeStop
 
-WHATEVER = host.RetryPolicy(tries=1, min_healthy=0)
+LENIENT = host.RetryPolicy(tries=1, min_healthy=0)
 
 
 @functools.cache
-def calm():
+def baseline():
     return hosts.play()[0]
 
 
@@ -49,7 +49,7 @@ class Broken(hosts.Echo):
     ('reply', 'field'),
     [
         (WorldError('broken'), 'broken'),
-        (KeyError('observation'), 'KeyError'),  # any error of foreign code
+        (KeyError('observation'), 'KeyError'),  # any exception of foreign code
         *[(Reply('a', reward=wrong), 'reward') for wrong in (float('nan'), 1e39, 10**300, True)],
         *[(Reply('a', reward=wrong), 'reward') for wrong in (-1000000.5, 'high')],
         (Reply('a', figures=(1, 1e20)), 'figure'),
@@ -58,7 +58,7 @@ class Broken(hosts.Echo):
         ({'observation': 'a'}, 'observation'),
     ],
 )
-def test_what_is_no_reply_is_a_fault_of_the_world(reply, field):
+def test_an_invalid_reply_is_a_fault_of_the_world(reply, field):
     class World(Broken):
         pass
 
@@ -73,7 +73,7 @@ def test_what_is_no_reply_is_a_fault_of_the_world(reply, field):
 
 
 @pytest.mark.parametrize('repeats', [True, False])
-def test_a_faulty_episode_leaves_and_the_others_are_the_same(repeats, tmp_path):
+def test_a_faulty_episode_is_dropped_and_the_others_are_unchanged(repeats, tmp_path):
     """A non-deterministic world is not replayed."""
 
     class World(Broken):
@@ -85,13 +85,13 @@ def test_a_faulty_episode_leaves_and_the_others_are_the_same(repeats, tmp_path):
     np.testing.assert_array_equal(out.episode_stop == EpisodeStop.ENV_ERROR, faulty)
     np.testing.assert_array_equal(out.healthy, ~faulty)
     assert counters['hosts/faults'] == faulty.sum() == 8 and counters['hosts/retries'] == 0
-    hosts.assert_same(out, calm(), ~faulty)
+    hosts.assert_same(out, baseline(), ~faulty)
     assert np.isfinite(out.rewards).all() and not out.success[faulty].any()
     assert (out.num_turns[faulty] == 1).all()
     assert 'WorldError: broken' in (tmp_path / 'replies').read_text()
 
 
-def test_a_world_that_only_claims_to_repeat_itself_is_found_out(tmp_path):
+def test_a_world_wrongly_marked_as_deterministic_is_detected(tmp_path):
     """Every new world has a different first observation."""
     number = itertools.count()
 
@@ -109,7 +109,7 @@ def test_a_world_that_only_claims_to_repeat_itself_is_found_out(tmp_path):
     assert 'did not repeat reply 0' in (tmp_path / 'replies').read_text()
 
 
-def test_a_world_that_fails_at_its_beginning_is_asked_again_whatever_it_is():
+def test_a_failed_reset_is_retried_even_without_determinism():
     failures = itertools.count()
 
     class World(hosts.Echo):
@@ -122,10 +122,10 @@ def test_a_world_that_fails_at_its_beginning_is_asked_again_whatever_it_is():
 
     out, counters = hosts.play(make=World, policy=host.RetryPolicy(tries=9, min_healthy=0))
     assert counters['hosts/retries'] > 4
-    np.testing.assert_array_equal(out.tokens, calm().tokens)
+    np.testing.assert_array_equal(out.tokens, baseline().tokens)
 
 
-def test_a_huge_text_is_cut_and_counted():
+def test_a_huge_text_is_truncated_and_counted():
     class World(hosts.Echo):
         def words(self):
             return super().words() + ' box' * 500_000
@@ -135,7 +135,7 @@ def test_a_huge_text_is_cut_and_counted():
     assert out.tokens.shape[1] >= out.attention_mask.sum(1).max()
 
 
-def test_too_few_healthy_episodes_are_played_again(capfd):
+def test_failed_episodes_are_replayed_if_too_few_are_healthy(capfd):
     """The first worlds are all broken; later worlds are not."""
     number = itertools.count()
 
@@ -144,37 +144,37 @@ def test_too_few_healthy_episodes_are_played_again(capfd):
             self.broken = next(number) < 8
 
         def reset(self, item):
-            said = super().reset(item)
+            observation = super().reset(item)
             self.odd = self.broken
-            return said
+            return observation
 
     out, counters = hosts.play(make=World, policy=host.RetryPolicy(tries=1, min_healthy=1))
     assert counters['hosts/faults'] >= 8
     assert 'episodes failed in their environments and are replayed' in capfd.readouterr().err
-    hosts.assert_same(out, calm())
+    hosts.assert_same(out, baseline())
 
 
 EVIL = 'a\r\ntraining 200/200 success 1.0\x1b[2J\x9b2J\u2028\u202e\ud800 http://me:pass@host/'
 HARMLESS = r'a\r\ntraining 200/200 success 1.0\x1b[2J\x9b2J\u2028\u202e\ud800 http://host/'
 
 
-def test_foreign_text_is_shown_on_one_line():
+def test_foreign_text_is_escaped_to_one_line():
     assert shown(EVIL) == shown(HARMLESS) == HARMLESS
     assert shown('naïve 日本 😀 "a" \\n') == 'naïve 日本 😀 "a" \\n'
     assert shown('ws://a:b@c:d@host:1?x=@') == 'ws://host:1?x=@'
     assert str(WorldDown(EVIL)) == HARMLESS
-    unseen = ('Cc', 'Cs', 'Zl', 'Zp')
-    turned = ('LRE', 'RLE', 'LRO', 'RLO', 'PDF', 'LRI', 'RLI', 'FSI', 'PDI')
+    invisible = ('Cc', 'Cs', 'Zl', 'Zp')
+    marks = ('LRE', 'RLE', 'LRO', 'RLO', 'PDF', 'LRI', 'RLI', 'FSI', 'PDI')
     for letter in map(chr, range(0x110000)):
-        if unicodedata.category(letter) in unseen or unicodedata.bidirectional(letter) in turned:
+        if unicodedata.category(letter) in invisible or unicodedata.bidirectional(letter) in marks:
             assert shown(letter).isascii() and shown(letter).isprintable(), letter
 
 
-def test_what_an_older_log_holds_is_spelled_when_it_is_played_again():
+def test_faults_of_an_older_log_are_escaped_when_it_is_replayed():
     request = keepers.Request(slot=0, stream=0, item=0)
     pool = mock.Mock(done=queue.SimpleQueue())
     quiet = dict(log=replies.ReplyLog(), say=print, asked=lambda: False)
-    calls = world_calls.WorldCalls(pool, WHATEVER, **quiet)
+    calls = world_calls.WorldCalls(pool, LENIENT, **quiet)
     calls.ask(request)
     pool.done.put(keepers.Response(request, fault=EVIL))
     assert calls.next(0.0, sampling=False).request is request and calls.last_fault == HARMLESS
@@ -199,10 +199,10 @@ def test_an_outage_of_all_worlds_pauses_the_run_and_changes_nothing(capfd):
         return World()
 
     out, counters = hosts.play(make=make, policy=host.RetryPolicy(tries=1))
-    said = capfd.readouterr().err
-    assert 'paused: all 8 environments are down (WorldDown: connection refused)' in said
-    assert 'environments are back' in said and counters['hosts/faults'] == 0 and back[0]
-    hosts.assert_same(out, calm())
+    stderr = capfd.readouterr().err
+    assert 'paused: all 8 environments are down (WorldDown: connection refused)' in stderr
+    assert 'environments are back' in stderr and counters['hosts/faults'] == 0 and back[0]
+    hosts.assert_same(out, baseline())
 
 
 def test_an_outage_that_lasts_ends_the_run_with_its_reason():
@@ -214,7 +214,7 @@ def test_an_outage_that_lasts_ends_the_run_with_its_reason():
     assert issubclass(WorldsFailed, ValueError)  # commands print one line without a traceback
 
 
-def test_half_a_character_of_a_world_is_none_of_the_run_s(tmp_path):
+def test_half_a_surrogate_pair_in_a_reply_is_replaced(tmp_path):
     """The log of such a reply could not be read, so the run could not resume."""
 
     class World(hosts.Echo):
@@ -232,7 +232,7 @@ def test_half_a_character_of_a_world_is_none_of_the_run_s(tmp_path):
     )
 
 
-def test_nobody_waits_at_the_end_for_a_world_that_was_to_be_asked_later():
+def test_closing_a_pool_does_not_wait_for_delayed_requests():
     before = threading.active_count()
     pool = keepers.Pool(hosts.Echo, lambda *_: None)
     pool.submit(keepers.Request(slot=0, stream=0, item=1, delay=3600))
@@ -243,7 +243,7 @@ def test_nobody_waits_at_the_end_for_a_world_that_was_to_be_asked_later():
     pool.close()
 
 
-def test_a_late_reply_of_a_world_that_was_left_behind_is_not_taken():
+def test_a_late_reply_of_an_abandoned_world_is_ignored():
     """It would count as the reply to another turn."""
     slow = itertools.count()
 
@@ -257,11 +257,11 @@ def test_a_late_reply_of_a_world_that_was_left_behind_is_not_taken():
         make=World, policy=host.RetryPolicy(timeout_s=0.25, tries=50, min_healthy=0)
     )
     assert counters['hosts/timeouts'] > 0
-    hosts.assert_same(out, calm())
+    hosts.assert_same(out, baseline())
 
 
 @pytest.mark.soak
-def test_meshes_play_against_hosts_as_well():
+def test_host_rollouts_on_a_mesh_match_those_on_one_device():
     """Four devices with two rows each and one device with eight rows give the same tokens."""
     from agentrl_jax.machine import sharding
 
@@ -273,6 +273,6 @@ def test_meshes_play_against_hosts_as_well():
     out, counters = jax.device_get(collect(params, task, listed, tiny.KEY))
     collect.worlds.pool.close()
     assert counters['generated'].sum() == out.action_mask.sum()
-    np.testing.assert_allclose(out.logprobs, calm().logprobs, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(out.logprobs, baseline().logprobs, atol=1e-5, rtol=0)
     for name in ('tokens', 'action_mask', 'turn', 'rewards', 'episode_stop', 'anchor', 'begin'):
-        np.testing.assert_array_equal(getattr(out, name), getattr(calm(), name), err_msg=name)
+        np.testing.assert_array_equal(getattr(out, name), getattr(baseline(), name), err_msg=name)

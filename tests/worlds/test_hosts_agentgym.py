@@ -39,7 +39,7 @@ def get(url):
         return there.get('health')
 
 
-def says(command):
+def as_answer(command):
     return f'Thought:\nas planned\n\nAction:\n{command}'
 
 
@@ -50,7 +50,7 @@ def guesses(text, seed, count):
 # ---- against our server ------------------------------------------------------------------------
 
 
-def test_worlds_behind_the_client_say_what_they_say_in_process(launched):
+def test_worlds_give_the_same_replies_through_the_client_as_in_process(launched):
     near, far = Read(TextCraft(), 'only_action'), AgentGym('textcraft', Servers([launched.url]))
     assert near.instruction == far.instruction and near.deterministic == far.deterministic
     with contextlib.closing(far):
@@ -59,36 +59,36 @@ def test_worlds_behind_the_client_say_what_they_say_in_process(launched):
             assert far.reset(item) == text
             plan = near.world.plan()
             for command in [*guesses(text, item, 5), 'inventory', '', *plan]:
-                said = near.step(says(command))
-                assert far.step(says(command)) == said
-            assert said.success and said.done
+                reply = near.step(as_answer(command))
+                assert far.step(as_answer(command)) == reply
+            assert reply.success and reply.done
         two = 'Action: inventory\nAction: inventory'
-        shown = near.step(two).observation
-        assert far.step(two) == near.step(two) == Reply(shown, success=True, valid=False)
+        observation = near.step(two).observation
+        assert far.step(two) == near.step(two) == Reply(observation, success=True, valid=False)
         assert near.reset(3) == far.reset(3)
-        assert far.step(two) == near.step(two) == Reply(shown, success=False, valid=False)
+        assert far.step(two) == near.step(two) == Reply(observation, success=False, valid=False)
 
 
-def test_agentgyms_own_client_can_play_on_our_server(launched):
-    """Its calls are made in its order with its bodies; every field that it reads is present."""
+def test_agentgyms_client_can_play_on_our_server(launched):
+    """Make the client's calls in its order; every field that it reads is present."""
     there = Connection(launched.url, timeout_s=20, most_bytes=2**20)
     body = {'minecraft_dir': 'agentenv_textcraft/', 'commands': None, 'goal': None}
-    made = there.post('create', body)
-    assert {'id', 'observation', 'reward', 'done'} <= made.keys()
-    assert made['observation'] == TextCraft().reset(made['id'])
-    assert there.post('reset', {'id': made['id'], 'data_idx': 3})['observation']
-    stepped = there.post('step', {'id': made['id'], 'action': 'get 1 birch logs'})
+    created = there.post('create', body)
+    assert {'id', 'observation', 'reward', 'done'} <= created.keys()
+    assert created['observation'] == TextCraft().reset(created['id'])
+    assert there.post('reset', {'id': created['id'], 'data_idx': 3})['observation']
+    stepped = there.post('step', {'id': created['id'], 'action': 'get 1 birch logs'})
     assert (
         stepped.items() >= {'observation': 'Got 1 birch logs', 'reward': 0, 'done': False}.items()
     )
-    craft = {'id': made['id'], 'action': 'craft 4 birch planks using 1 birch logs'}
+    craft = {'id': created['id'], 'action': 'craft 4 birch planks using 1 birch logs'}
     assert there.post('step', craft)['done']
     assert there.post('step', craft)['observation'].startswith('Could not find enough')  # no error
-    assert there.post('close', {'id': made['id']}) is True
+    assert there.post('close', {'id': created['id']}) is True
     there.close()
 
 
-def test_worlds_spread_over_servers_and_pass_over_the_one_that_is_gone(launched):
+def test_worlds_spread_over_servers_and_skip_one_that_is_down(launched):
     gone = 'http://127.0.0.1:9'  # discard port: no server
     servers = Servers([gone, launched.url])
     worlds = [AgentGym('textcraft', servers) for _ in range(3)]
@@ -105,7 +105,7 @@ def test_worlds_spread_over_servers_and_pass_over_the_one_that_is_gone(launched)
             AgentGym('textcraft', Servers([table.url])).reset(0)
 
 
-def test_the_password_of_an_address_is_in_no_error():
+def test_errors_do_not_contain_the_password_of_an_address():
     down = 'http://me:secret@127.0.0.1:9'
     with hosts.Table([('create', 500, f'no {down}')]) as table:
         for url in (down, table.url.replace('://', '://me:secret@')):
@@ -131,11 +131,11 @@ def play_through(make, item, commands):
     while len(replies) <= len(commands):
         try:
             again = [world.reset(item)]
-            again += [world.step(says(command)) for command in commands[: len(replies)]]
+            again += [world.step(as_answer(command)) for command in commands[: len(replies)]]
             assert again[:-1] == replies[: len(again) - 1]
             replies.append(again[-1])
             for command in commands[len(replies) - 1 :]:
-                replies.append(world.step(says(command)))
+                replies.append(world.step(as_answer(command)))
         except WorldError:
             tries += 1
             assert tries < 200
@@ -147,14 +147,14 @@ def play_through(make, item, commands):
 
 def expected(item, commands):
     world = Read(TextCraft(), 'only_action')
-    return [world.reset(item), *(world.step(says(command)) for command in commands)]
+    return [world.reset(item), *(world.step(as_answer(command)) for command in commands)]
 
 
 def script(item):
     return [*guesses(TextCraft().reset(item), item, ROUNDS - 1), 'inventory']
 
 
-def test_a_server_that_is_down_is_known_by_its_first_connection(monkeypatch):
+def test_a_server_that_is_down_is_detected_by_its_first_connection(monkeypatch):
     """Opening a world waited for a full call timeout, and again for each world left open."""
     tried = []
 
@@ -173,7 +173,7 @@ def test_a_server_that_is_down_is_known_by_its_first_connection(monkeypatch):
 
 
 @pytest.mark.parametrize('trouble', ['silent', 'dripping', 'huge', 'delayed', 'twice'])
-def test_a_trouble_is_an_error_or_does_no_harm(launched, trouble, monkeypatch):
+def test_a_network_fault_is_an_error_or_harmless(launched, trouble, monkeypatch):
     monkeypatch.setattr(agentgym, 'CLOSE_S', SECONDS)
     waits = trouble in ('silent', 'dripping', 'huge')
     proxy = chaos_proxy.Proxy(port_of(launched.url), seed=1, chances={trouble: 0.15})
@@ -196,7 +196,7 @@ def test_a_trouble_is_an_error_or_does_no_harm(launched, trouble, monkeypatch):
         assert failed
 
 
-def test_all_troubles_at_once_leave_no_descriptor_and_no_thread(launched):
+def test_all_network_faults_at_once_leak_no_descriptors_or_threads(launched):
     threads, files = threading.active_count(), psutil.Process().num_fds()
     worlds = get(launched.url)['worlds']
     quick = [each for each in chaos_proxy.TROUBLES if each not in ('silent', 'dripping', 'huge')]
@@ -269,7 +269,7 @@ DIALOGUES = {  # env: answers to create, reset and look; first text; a step and 
 
 
 @pytest.mark.parametrize('env', DIALOGUES)
-def test_each_environment_is_spoken_to_in_its_own_way(env):
+def test_each_environment_has_its_request_format(env):
     answers, first, stepped, reply = DIALOGUES[env]
     quirks = agentgym.ENVIRONMENTS[env]
     number = answers[0][quirks.created] if quirks.created else answers[0]
@@ -287,11 +287,11 @@ def test_each_environment_is_spoken_to_in_its_own_way(env):
     assert (table.asked[-1][0] == 'close') == quirks.closes
 
 
-SAID = {'observation': 'p', 'reward': 0, 'done': False}
+STEP_BODY = {'observation': 'p', 'reward': 0, 'done': False}
 
 
 @contextlib.contextmanager
-def begun(env, *steps, first=SAID | {'observation': 'o', 'error': None}):
+def reset_world(env, *steps, first=STEP_BODY | {'observation': 'o', 'error': None}):
     """Yield a reset world on a server with these step answers, and the server's table."""
     steps = [step if isinstance(step, tuple) else ('step', 200, step) for step in steps]
     with hosts.Table([('create', 200, {'id': 0}), ('reset', 200, first), *steps]) as table:
@@ -315,25 +315,25 @@ def scene(score):
 )
 def test_running_scores_become_differences(env, first, scores, rewards, successes):
     steps = [{'observation': 'p', 'reward': 0, 'score': n, 'done': n == 100} for n in scores]
-    with begun(env, *steps, first=first) as (world, _):
+    with reset_world(env, *steps, first=first) as (world, _):
         replies = [world.step('Action: look') for _ in steps]
     assert [reply.reward for reply in replies] == rewards
     assert [reply.success for reply in replies] == successes
 
 
-def test_an_answer_that_cannot_be_read_does_not_undo_a_late_success():
+def test_an_unreadable_answer_does_not_undo_a_success():
     """The last reply decides, so the episode counted as failed."""
-    with begun('babyai', BABYAI | {'score': 0.4}, first=BABYAI) as (world, _):
+    with reset_world('babyai', BABYAI | {'score': 0.4}, first=BABYAI) as (world, _):
         two = 'Action: toggle\nAction: toggle'
         assert world.step(two).success is False
         assert world.step('Action: toggle').success
         assert world.step(two).success and not world.step(two).valid
 
 
-def test_whether_an_action_is_valid_is_what_the_server_says_or_unknown():
+def test_the_validity_of_an_action_is_reported_by_the_server_or_unknown():
     """Our servers report it, AgentGym's do not; an unreadable answer is never valid."""
-    told = {}, {'valid': True}, {'valid': False}, {'valid': None, 'error': None}, {'valid': 'no'}
-    with begun('textcraft', *(SAID | more for more in told)) as (world, _):
+    fields = {}, {'valid': True}, {'valid': False}, {'valid': None, 'error': None}, {'valid': 'no'}
+    with reset_world('textcraft', *(STEP_BODY | more for more in fields)) as (world, _):
         assert world.step('Action: a\nAction: b').valid is False
         assert [world.step('Action: a').valid for _ in range(4)] == [None, True, False, None]
         with pytest.raises(WorldError):
@@ -352,10 +352,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize('told', WRONG, ids=lambda told: str(told)[:50])
-def test_an_answer_that_is_none_is_an_error_and_the_world_opens_anew(told):
-    again = [('close', 200, True), ('create', 200, {'id': 0}), ('reset', 200, SAID)]
-    with begun('textcraft', told, *again) as (world, table):
+@pytest.mark.parametrize('answer', WRONG, ids=lambda answer: str(answer)[:50])
+def test_an_invalid_answer_is_an_error_and_the_world_reopens(answer):
+    again = [('close', 200, True), ('create', 200, {'id': 0}), ('reset', 200, STEP_BODY)]
+    with reset_world('textcraft', answer, *again) as (world, table):
         with pytest.raises(WorldError):
             world.step('Action: inventory')
         with pytest.raises(WorldError):
@@ -367,7 +367,7 @@ def test_an_answer_that_is_none_is_an_error_and_the_world_opens_anew(told):
 @pytest.mark.parametrize(
     'reset, looks', [({}, 1), ({'observation': 'TimeoutError', 'object': 'Error'}, 0)]
 )
-def test_texts_that_stand_for_a_fault_are_faults(reset, looks):
+def test_texts_that_report_a_fault_are_faults(reset, looks):
     """After a failed reset, the previous episode's page became the first observation."""
     rows = [('create', 200, {'env_idx': 1}), ('reset', 200, reset), ('obs', 200, 'TimeoutError')]
     with hosts.Table(rows) as table:
@@ -383,7 +383,7 @@ def test_texts_that_stand_for_a_fault_are_faults(reset, looks):
     'reader, text, action',
     [
         ('whole', ' a\n', ' a\n'),
-        ('only_action', says('get 2 oak-log (x)!'), 'get 2 oaklog x'),
+        ('only_action', as_answer('get 2 oak-log (x)!'), 'get 2 oaklog x'),
         ('only_action', 'Action: get 1 a,  2 b\nmore', 'get 1 a, 2 b'),
         ('only_action', 'nothing', ''),
         ('last_action', 'Action: a\nAction: look around \n', 'look around'),
@@ -395,7 +395,7 @@ def test_texts_that_stand_for_a_fault_are_faults(reset, looks):
         ('with_backticks', 'I do ```click [3]```', 'I do ```click [3]```'),
     ],
 )
-def test_actions_are_found_as_agentgyms_clients_find_them(reader, text, action):
+def test_actions_are_parsed_as_in_agentgyms_clients(reader, text, action):
     assert answers.READERS[reader](text) == action
 
 
@@ -407,7 +407,7 @@ def test_actions_are_found_as_agentgyms_clients_find_them(reader, text, action):
         ('maze', 'lmrlgym_maze'),
     ],
 )
-def test_item_files_of_agentgym_are_read_and_those_of_another_environment_rejected(
+def test_agentgyms_item_files_are_read_and_files_of_other_environments_rejected(
     env, name, tmp_path
 ):
     path = tmp_path / 'items.json'

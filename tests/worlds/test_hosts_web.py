@@ -64,21 +64,21 @@ def arena(shop):
 
 def number(text, line):
     """Return the number of the element with a line that starts with this text."""
-    found = [one for one in text.split('\n') if f'] {line}' in one]
-    assert found, f'{line!r} is not in:\n{text}'
-    return found[0].strip().partition(']')[0][1:]
+    lines = [one for one in text.split('\n') if f'] {line}' in one]
+    assert lines, f'{line!r} is not in:\n{text}'
+    return lines[0].strip().partition(']')[0][1:]
 
 
 def click(play, text, line):
     return play.step(f'click [{number(text, line)}]').observation
 
 
-def write(play, text, name, said, enter):
+def write(play, text, name, content, enter):
     field = number(text, f'textbox {name!r}')
-    return play.step(f'type [{field}] [{said}] [{enter}]').observation
+    return play.step(f'type [{field}] [{content}] [{enter}]').observation
 
 
-def test_an_answer_is_found_in_a_list_and_scored(arena, site):
+def test_an_answer_from_a_page_of_a_list_is_scored(arena, site):
     text = arena.reset(0)
     assert text.startswith("OBSERVATION:\nTab 0 (current): Shop\n\n[1] heading 'Shop'\n")
     assert text.endswith(
@@ -96,7 +96,7 @@ def test_an_answer_is_found_in_a_list_and_scored(arena, site):
     assert arena.step('none').done
 
 
-def test_tabs_addresses_and_history_are_moved_through(arena, site):
+def test_navigation_by_tabs_addresses_and_history(arena, site):
     text, here = arena.reset(1), f'http://127.0.0.1:{site.server_port}'
     text = click(arena, text, "link 'Desk'")
     assert text.startswith('OBSERVATION:\nTab 0: Shop | Tab 1 (current): Item\n')
@@ -116,14 +116,14 @@ def test_tabs_addresses_and_history_are_moved_through(arena, site):
     assert arena.step('stop').success is False
 
 
-def test_links_that_lead_to_no_other_page_are_not_waited_for(arena):
+def test_links_that_open_no_page_cause_no_wait(arena):
     for name in ('Nothing', 'File', 'Down'):
         text = click(arena, arena.reset(0), f"link '{name}'")
         assert 'Tab 0 (current): Shop' in text and arena.visitor.front.late == 0, name
     assert 'The end' in text
 
 
-def test_a_form_behind_a_login_is_filled_in_and_a_program_looks(arena, site):
+def test_a_form_after_a_login_is_sent_and_checked_by_a_program(arena, site):
     site.notes.clear()
     text = click(arena, arena.reset(2), "link 'Notes'")
     assert '/login\n' in text
@@ -159,7 +159,7 @@ def test_a_login_may_come_from_a_file(site, shop, tmp_path):
         assert play.step('stop').success
 
 
-def test_programs_call_what_webarena_has(arena):
+def test_programs_can_call_only_the_functions_of_webarena(arena):
     text = arena.reset(3)
     assert text.startswith('OBSERVATION:\nTab 0 (current): ') and '| Tab 1: Item' in text
     assert arena.step('stop').success
@@ -179,13 +179,13 @@ def test_a_program_that_leads_away_from_the_sites_scores_0_and_ends_the_episode(
     assert (reply.reward, reply.done, reply.success, reply.valid) == (0.0, True, False, True)
 
 
-def test_pages_reach_no_address_that_is_not_listed(arena, site):
+def test_pages_cannot_reach_unlisted_addresses(arena, site):
     arena.reset(0)
     here, there = (f'http://127.0.0.1:{port}' for port in (site.server_port, site.other))
     text = arena.step(f'goto [{here}/tricks]').observation
     for name in ('Away', 'Moved'):
-        shown = click(arena, text, f"link '{name}'")
-        assert 'The page is empty, or cannot be reached.' in shown
+        observation = click(arena, text, f"link '{name}'")
+        assert 'The page is empty, or cannot be reached.' in observation
         text = arena.step(f'goto [{here}/tricks]').observation
     assert '/tricks\n' in click(arena, text, "link 'File'")
     for url in (f'{there}/x', 'file:///etc/passwd', 'chrome://version', 'view-source:' + here):
@@ -222,19 +222,19 @@ def test_worlds_share_a_browser_that_outlives_them_for_a_while(arena, miniwob, p
     assert miniwob.visitor.browser is not arena.visitor.browser
     tabs.SHARED.linger_s = 60.0
     with contextlib.closing(MiniWoB()) as one, contextlib.closing(MiniWoB()) as other:
-        kept = one.visitor.browser
-        assert kept is other.visitor.browser is not miniwob.visitor.browser
+        shared = one.visitor.browser
+        assert shared is other.visitor.browser is not miniwob.visitor.browser
         one.reset(0)
         assert other.reset(1) and one.step('click [1]').done
         one.close(), one.close()
-    assert not kept.dead and list(profiles.iterdir())
+    assert not shared.dead and list(profiles.iterdir())
     tabs.SHARED.linger_s = 0.0
     with contextlib.closing(MiniWoB()) as again:
-        assert again.visitor.browser is kept and again.reset(0)
-    until(lambda: ended(kept.pid))
+        assert again.visitor.browser is shared and again.reset(0)
+    until(lambda: ended(shared.pid))
 
 
-def test_a_browser_that_dies_fails_its_worlds_and_is_started_again(shop, profiles):
+def test_a_browser_that_dies_fails_its_worlds_and_is_restarted(shop, profiles):
     with contextlib.closing(WebArena(**shop)) as play:
         play.reset(0)
         dead = play.visitor.browser
@@ -245,7 +245,7 @@ def test_a_browser_that_dies_fails_its_worlds_and_is_started_again(shop, profile
 
 
 @pytest.mark.soak
-def test_an_episode_whose_browser_is_killed_is_played_on_in_another_one(profiles):
+def test_an_episode_continues_in_another_browser_after_a_kill(profiles):
     pool = keepers.Pool(lambda: MiniWoB(tasks=('click-option',)), lambda text, instruction: text)
 
     def play(*actions, replies=()):
@@ -257,8 +257,8 @@ def test_an_episode_whose_browser_is_killed_is_played_on_in_another_one(profiles
     assert play().reply == first.reply and 'checked: True' in chosen.reply.observation
     (browser,) = tabs.SHARED._running.values()
     os.killpg(browser.pid, signal.SIGKILL)
-    lost = play('click [1]', replies=(first.reply,))
-    assert lost.reply is None and lost.deterministic and lost.fault
+    failure = play('click [1]', replies=(first.reply,))
+    assert failure.reply is None and failure.deterministic and failure.fault
     again = play('click [1]', replies=(first.reply,))
     assert again.reply == chosen.reply and not again.fault
     pool.close()
@@ -279,14 +279,14 @@ def test_a_browser_that_hangs_is_replaced(profiles, monkeypatch):
     assert hung._profile.parent.is_dir() and not hung._profile.exists()
 
 
-def test_no_chromium_is_a_clear_error(monkeypatch):
+def test_a_missing_chromium_is_a_clear_error(monkeypatch):
     monkeypatch.setenv('PATH', '')
     for start in (WebArena.check, chromium.Chromium):
         with pytest.raises(FileNotFoundError, match='apt-get install chromium'):
             start()
 
 
-def test_a_page_that_hangs_is_waited_for_as_long_as_settings_say(profiles):
+def test_the_wait_for_a_page_that_hangs_is_limited_by_the_settings(profiles):
     """It failed after a fixed 30 s."""
     with contextlib.closing(MiniWoB()) as play:
         play.reset(0)
@@ -297,7 +297,7 @@ def test_a_page_that_hangs_is_waited_for_as_long_as_settings_say(profiles):
         assert time.monotonic() - start < 2 and tab.late == 1
 
 
-PLAYED = """
+EXPERT_RUN = """
 import json, os
 from agentrl_jax.envs.hosts.web.miniwob import MiniWoB, Player
 play = Player(MiniWoB(), 'in_backticks')
@@ -315,19 +315,19 @@ os.killpg(0, 9)
 """
 
 
-def killed(code):
+def run_until_killed(code):
     """Return the output of a process that kills its group."""
     more = {'PYTHONHASHSEED': '12345', 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])}
     command = [sys.executable, '-c', code]
-    how = dict(env=os.environ | more, stdout=subprocess.PIPE, start_new_session=True, text=True)
-    other = subprocess.run(command, **how)
+    options = dict(env=os.environ | more, stdout=subprocess.PIPE, start_new_session=True, text=True)
+    other = subprocess.run(command, **options)
     assert other.returncode == -signal.SIGKILL
     return other.stdout
 
 
-def test_a_killed_process_leaves_no_browser_and_pages_are_the_same_there(miniwob, profiles):
-    texts, group = json.loads(killed(PLAYED))
-    assert texts == [played(miniwob, item)[1][:2] for item in (43, 62, 65)]
+def test_a_killed_process_leaves_no_browser_and_has_the_same_pages(miniwob, profiles):
+    texts, group = json.loads(run_until_killed(EXPERT_RUN))
+    assert texts == [play_expert(miniwob, item)[1][:2] for item in (43, 62, 65)]
     until(lambda: ended(group))
 
 
@@ -335,33 +335,33 @@ def test_a_process_killed_while_its_browser_starts_leaves_none(tmp_path, monkeyp
     """Chromium's command line names its profile; the folder itself may stay."""
 
     def running():
-        found = []
+        paths = []
         for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
             with contextlib.suppress(OSError):  # a process that has just ended
-                found += [path] * (str(tmp_path).encode() in path.read_bytes())
-        return found
+                paths += [path] * (str(tmp_path).encode() in path.read_bytes())
+        return paths
 
     monkeypatch.setenv('TMPDIR', str(tmp_path))
-    killed(STARTING)
+    run_until_killed(STARTING)
     until(lambda: not running())
 
 
 # ---- MiniWoB++ -----------------------------------------------------------------------------------
 
-SOLVED = {expert: name for name, expert in experts.EXPERTS.items()}.values()  # one of each
+SOLVED = {expert: name for name, expert in experts.EXPERTS.items()}.values()  # one per expert
 
 
-def played(play, item):
+def play_expert(play, item):
     """Return the last reply and all texts of an episode of the expert."""
     text = play.reset(item)
-    seen = [text]
+    texts = [text]
     for _ in range(20):
         action = experts.best(play.task, play.visitor.seen, play.goal, play.before)
         reply = play.step(action)
-        seen.append(reply.observation)
+        texts.append(reply.observation)
         if reply.done:
             break
-    return reply, seen
+    return reply, texts
 
 
 @pytest.fixture(scope='module')
@@ -374,13 +374,13 @@ def test_experts_solve_more_than_twenty_tasks_of_miniwob(miniwob):
     failed = []
     for number, task in enumerate(miniwob.tasks):
         if task in SOLVED:
-            reply, seen = played(miniwob, number + len(miniwob.tasks))
+            reply, texts = play_expert(miniwob, number + len(miniwob.tasks))
             if not (reply.success and reply.reward == 1.0):
-                failed.append((task, seen))
+                failed.append((task, texts))
     assert not failed and len(SOLVED) > 20
 
 
-def test_a_wrong_click_costs_and_ends_the_task(miniwob):
+def test_a_wrong_click_is_penalised_and_ends_the_task(miniwob):
     with pytest.raises(ValueError, match='miniwob.tasks'):
         MiniWoB(tasks=('../x',))
     with contextlib.closing(MiniWoB(tasks=('click-test', 'button-delay'))) as timed:
@@ -392,12 +392,12 @@ def test_a_wrong_click_costs_and_ends_the_task(miniwob):
     assert 'not done' in miniwob.step('goto [http://a]').observation
 
 
-def test_a_click_meets_an_element_whose_middle_another_one_covers(miniwob):
+def test_a_click_reaches_an_element_with_a_covered_centre(miniwob):
     miniwob.reset(6 * len(miniwob.tasks) + miniwob.tasks.index('click-test-2'))
     assert miniwob.step('click [1]').reward == 1.0  # was -1: TWO covers the middle of ONE
 
 
-def test_an_element_that_is_gone_and_keys_are_said_to_the_policy(miniwob):
+def test_keys_work_and_a_removed_element_is_reported(miniwob):
     miniwob.reset(miniwob.tasks.index('enter-text'))
     assert "value: 'ab'" in miniwob.step('type [1] [ab] [0]').observation
     miniwob.step('press [Ctrl+a]')
@@ -411,7 +411,7 @@ def test_an_element_that_is_gone_and_keys_are_said_to_the_policy(miniwob):
 # ---- in environments and servers -----------------------------------------------------------------
 
 
-def test_a_run_s_environment_of_miniwob_has_items_and_players():
+def test_the_miniwob_environment_of_a_run_has_items_and_players():
     env = MiniWoBEnvironment(tasks=('click-test-2', 'enter-text'), seeds=20, prompt='short')
     pools = [set(env.item_range(split).tolist()) for split in SPLITS]
     assert set.union(*pools) == set(range(40)) and sum(map(len, pools)) == 40
@@ -422,15 +422,15 @@ def test_a_run_s_environment_of_miniwob_has_items_and_players():
             pass
         assert reply.success and player.best() == ''
         text = player.reset(1)
-        said = {player.random(generator) for _ in range(50)}
-        assert all(actions.read_action(READERS['in_backticks'](one)) for one in said)
-        typed = [one for one in said if one.startswith('```type')]
+        answers = {player.random(generator) for _ in range(50)}
+        assert all(actions.read_action(READERS['in_backticks'](one)) for one in answers)
+        typed = [one for one in answers if one.startswith('```type')]
         assert typed and all(f'type [{number(text, "textbox")}]' in one for one in typed)
         assert player.step('no action').observation.startswith('Cannot parse action')
-        assert len(said) > 5 and env.accepted == '' and MiniWoBEnvironment().accepted == 'Ok.'
+        assert len(answers) > 5 and env.accepted == '' and MiniWoBEnvironment().accepted == 'Ok.'
 
 
-def test_a_run_s_environment_of_the_web_has_the_tasks_of_its_sites(shop):
+def test_the_web_environment_of_a_run_has_the_tasks_of_its_sites(shop):
     env = WebEnvironment(**shop)
     assert sorted(sum((env.item_range(s).tolist() for s in SPLITS), [])) == [0, 1, 2, 3, 4]
     with contextlib.closing(env.make()) as play:
@@ -438,7 +438,7 @@ def test_a_run_s_environment_of_the_web_has_the_tasks_of_its_sites(shop):
         assert play.step('It is on the page: ```stop [20]```').success
 
 
-def test_agentgym_s_client_of_webarena_finds_the_calls_it_makes(shop):
+def test_the_server_supports_the_calls_of_agentgyms_webarena_client(shop):
     app = fastapi.FastAPI()
     with contextlib.closing(world.AgentGymWebArena(**shop)) as play:
         server.add_routes(app, hosts.Kept(play), server.WORDINGS['webarena'])
@@ -448,11 +448,11 @@ def test_agentgym_s_client_of_webarena_finds_the_calls_it_makes(shop):
             return client.post(path, json=body).json()
 
         assert client.post('/create').json() == {'env_idx': 5}
-        told = post('/reset', env_idx=5, idx=0, seed=0)
-        assert told['sites'] == ['shop'] and told['object'] == 'What does the lamp cost?'
-        assert client.get('/observation?env_idx=5').json() == told['observation']
-        told = post('/step', env_idx=5, action='Nothing in backticks')
-        assert told['observation'].startswith('Cannot parse action') and not told['terminated']
-        told = post('/step', env_idx=5, action='The next action is ```stop [20]```')
-        assert told['reward'] == 1.0 and told['terminated'] and not told['truncated']
+        reply = post('/reset', env_idx=5, idx=0, seed=0)
+        assert reply['sites'] == ['shop'] and reply['object'] == 'What does the lamp cost?'
+        assert client.get('/observation?env_idx=5').json() == reply['observation']
+        reply = post('/step', env_idx=5, action='Nothing in backticks')
+        assert reply['observation'].startswith('Cannot parse action') and not reply['terminated']
+        reply = post('/step', env_idx=5, action='The next action is ```stop [20]```')
+        assert reply['reward'] == 1.0 and reply['terminated'] and not reply['truncated']
         assert post('/close', env_idx=5) is True

@@ -41,7 +41,7 @@ LAMP = {
     'customization_options': None,
 }
 SHELF = {**LAMP, 'asin': 'B000000003', 'name': 'Oak Shelf', 'query': 'shelf', 'pricing': None}
-SAID = {
+TASKS = {
     'B000000001': {
         'attributes': ['machine wash', 'long sleeve'],
         'instruction': 'Find me a slim shirt that is machine wash.',
@@ -62,7 +62,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp('webshop')
     rows = [SHIRT, LAMP, SHELF, {**SHIRT, 'name': 'Again'}, {**LAMP, 'asin': 'much too long'}]
     paths = [folder / 'items_shuffle_1000.json', folder / 'items_ins_v2_1000.json']
-    for path, content in zip(paths, (rows, SAID), strict=True):
+    for path, content in zip(paths, (rows, TASKS), strict=True):
         path.write_text(json.dumps(content), encoding='utf-8')
     return tuple(map(str, paths))
 
@@ -79,7 +79,7 @@ def one_shirt(tmp_path):
     def make(**options):
         paths = tmp_path / 'items.json', tmp_path / 'ins.json'
         row = {**SHIRT, 'customization_options': options}
-        for path, content in zip(paths, ([row], SAID), strict=True):
+        for path, content in zip(paths, ([row], TASKS), strict=True):
             path.write_text(json.dumps(content), encoding='utf-8')
         play = WebShop(files=tuple(map(str, paths)))
         play.reset(0)
@@ -91,7 +91,7 @@ def one_shirt(tmp_path):
 # ---- files and goals -----------------------------------------------------------------------------
 
 
-def test_products_of_webshop_s_files_are_read(files):
+def test_webshops_product_files_are_read(files):
     shirt, lamp, shelf = products.read_files(*files)
     assert shirt.title == 'Acme Slim Shirt, Dark Blue' and shirt.query == 'shirts for men'
     assert shirt.categories == {'Clothing', 'Men', 'Shirts'}
@@ -102,7 +102,7 @@ def test_products_of_webshop_s_files_are_read(files):
     assert (shelf.price, shelf.price_tag, shelf.instruction) == (100.0, '$100.0', '')
 
 
-def test_goals_are_all_choices_of_options_and_a_limit_above_the_price(files):
+def test_goals_have_all_choices_of_options_and_a_limit_above_the_price(files):
     goals = products.goals_of(products.read_files(*files))
     assert len(goals) == 2 * 2 + 1  # the shelf has no instruction
     shirts = [goal for goal in goals if goal.options]
@@ -116,24 +116,24 @@ def test_goals_are_all_choices_of_options_and_a_limit_above_the_price(files):
         )
 
 
-def test_goals_are_as_many_as_webshop_s_loader_makes():
+def test_the_number_of_goals_matches_webshops_loader():
     """Repeated values and empty options were dropped, so AgentGym's items were other goals."""
     small, red = {'value': 'Small'}, {'value': 'Red'}
 
     def goals(**options):
-        known = products.read_products([{**SHIRT, 'customization_options': options}, LAMP], SAID)
-        found = [goal.options for goal in products.goals_of(known) if goal.product is known[0]]
-        return known[0], sorted(found)
+        known = products.read_products([{**SHIRT, 'customization_options': options}, LAMP], TASKS)
+        choices = [goal.options for goal in products.goals_of(known) if goal.product is known[0]]
+        return known[0], sorted(choices)
 
-    shirt, found = goals(Size=[small, small], Color=[red, {'value': 'red '}, {'value': 'blue'}])
+    shirt, choices = goals(Size=[small, small], Color=[red, {'value': 'red '}, {'value': 'blue'}])
     assert shirt.options == {'size': ('small', 'small'), 'color': ('red', 'red', 'blue')}
     blue, red = ((('color', value), ('size', 'small')) for value in ('blue', 'red'))
-    assert found == [blue] * 2 + [red] * 4
+    assert choices == [blue] * 2 + [red] * 4
     assert goals(Size=[small], Fit=[])[1] == []  # no choice of a fit
     assert len(goals(Size=[small], Fit=None)[1]) == 1
 
 
-def test_rows_that_are_no_products_are_named(tmp_path):
+def test_rows_that_are_not_products_are_errors(tmp_path):
     (tmp_path / 'ins.json').write_text('{}')
     path = tmp_path / 'items.json'
     for rows in ([SHIRT, {'asin': 'B1', 'name': 'x'}], [3], [], {}):
@@ -151,7 +151,7 @@ def test_rows_that_are_no_products_are_named(tmp_path):
 
 def test_texts_are_compared_by_their_sets_of_words():
     """Accents were kept: 'über' and 'uber' had a ratio of 75."""
-    assert scoring.token_set_ratio('machine wash', 'wash, machine only') == 100  # a part of it
+    assert scoring.token_set_ratio('machine wash', 'wash, machine only') == 100  # a subset
     # By hand: no common words; 'ab' and 'ad' share one letter of two: 2 * 1 / 4
     assert scoring.token_set_ratio('ab', 'ad') == 50
     # the letters a and c, in order, of three and two: 2 * 2 / 5
@@ -168,7 +168,7 @@ def test_texts_are_compared_by_their_sets_of_words():
         assert scoring.token_set_ratio(one, other) == percent
 
 
-def test_purchases_are_scored_by_hand(files):
+def test_purchase_scores_by_hand(files):
     shirt, lamp, _ = products.read_files(*files)
     goal = products.Goal(shirt, (('color', 'dark blue'), ('size', 'small')), 20.0)
     # Two attributes, two options and the price: five parts
@@ -184,7 +184,7 @@ def test_purchases_are_scored_by_hand(files):
     assert scoring.score(lamp, {'size': 'small'}, goal) == 0.0  # the titles share no noun
 
 
-def test_purchases_earn_what_webshop_s_own_functions_paid_for_them():
+def test_purchase_scores_match_webshops_functions():
     """Scores followed a commit that was never merged into WebShop's master."""
     recorded = json.loads((ROOT / 'tests/data/webshop_scores.json').read_text(encoding='utf-8'))
     known = [
@@ -205,19 +205,19 @@ def test_purchases_earn_what_webshop_s_own_functions_paid_for_them():
         for number, row in enumerate(recorded['products'])
     ]
     assert len(recorded['purchases']) > 700
-    for bought, wanted, options, most, chosen, paid in recorded['purchases']:
-        goal = products.Goal(known[wanted], tuple(options.items()), most)
+    for bought, target, options, limit, chosen, paid in recorded['purchases']:
+        goal = products.Goal(known[target], tuple(options.items()), limit)
         total = scoring.score(known[bought], chosen, goal)
-        kind = scoring.type_factor(known[bought], known[wanted])
+        kind = scoring.type_factor(known[bought], known[target])
         parts = [total, kind, *scoring.matches(known[bought], chosen, goal)]
-        assert parts == paid, (bought, wanted, options, chosen)
+        assert parts == paid, (bought, target, options, chosen)
         assert total <= 1
 
 
 # ---- pages ---------------------------------------------------------------------------------------
 
 
-def test_pages_of_products_of_files_are_walked_through(files):
+def test_navigation_through_the_pages_of_products(files):
     play = WebShop(files=files, list_actions=False)
     item = next(i for i, goal in enumerate(play.shop.goals) if goal.options)
     text, goal = play.reset(item), play.shop.goals[item]
@@ -228,14 +228,14 @@ def test_pages_of_products_of_files_are_walked_through(files):
         assert reply.observation == text and reply.valid is False
     reply = play.step('search[SHIRT red]')
     assert reply.valid and play.step('click[b000000009]').valid is False
-    found = reply.observation
-    assert found == (
+    results = reply.observation
+    assert results == (
         f'{head}Back to Search [SEP] Page 1 (Total results: 1) [SEP] B000000001 [SEP] '
         'Acme Slim Shirt, Dark Blue [SEP] $19.9'
     )
     elsewhere = play.step('search[lamp]').observation  # WebShop searches on any page
-    assert elsewhere != found and play.step('search[SHIRT red]').observation == found
-    assert play.step('search[]').observation == found
+    assert elsewhere != results and play.step('search[SHIRT red]').observation == results
+    assert play.step('search[]').observation == results
     page = play.step('click[b000000001]').observation
     assert page == (
         f'{head}Back to Search [SEP] < Prev [SEP] color [SEP] dark blue [SEP] red | white [SEP] '
@@ -247,11 +247,11 @@ def test_pages_of_products_of_files_are_walked_through(files):
     assert play.step('click[< prev]').observation == page
     assert play.step('click[tiny]').valid is False and not play.page.chosen
     assert play.step('click[Dark Blue]').observation == page and play.page.chosen
-    assert play.step('click[< prev]').observation == found and not play.page.chosen
+    assert play.step('click[< prev]').observation == results and not play.page.chosen
     assert play.step('click[back to search]').observation == text
 
 
-def test_results_come_ten_a_page_and_at_most_fifty(shop):
+def test_a_search_has_ten_results_per_page_and_up_to_fifty_in_total(shop):
     shop.reset(0)
     shop.step("search[men's women's cable charger]")
     assert len(shop.page.found) == 50 and len(shop.results()) == 10
@@ -264,7 +264,7 @@ def test_results_come_ten_a_page_and_at_most_fifty(shop):
     assert 'Total results: 0' in shop.step('search[?]').observation
 
 
-def test_a_purchase_ends_an_episode_and_alone_is_rewarded(shop):
+def test_only_a_purchase_is_rewarded_and_it_ends_the_episode(shop):
     strict = WebShop(products=300, rewards='success')
     item = next(i for i, goal in enumerate(shop.shop.goals) if len(goal.options) == 2)
     goal = shop.shop.goals[item]
@@ -284,7 +284,7 @@ def test_a_purchase_ends_an_episode_and_alone_is_rewarded(shop):
 # ---- play ----------------------------------------------------------------------------------------
 
 
-def test_an_oracle_buys_every_goal_from_wherever_play_has_led(shop):
+def test_an_oracle_buys_every_goal_from_any_state(shop):
     generator, player = np.random.default_rng(0), world.Player(shop, 'last_action')
     for number, item in enumerate(range(0, len(shop.shop.goals), 29)):
         player.reset(item)
@@ -303,11 +303,11 @@ def test_an_oracle_buys_every_goal_from_wherever_play_has_led(shop):
 def test_splits_share_no_product(shop):
     splits = [world.ShopEnvironment(products=300).our_items(split).tolist() for split in SPLITS]
     assert sorted(sum(splits, [])) == list(range(len(shop.shop.goals)))
-    asins = [{shop.shop.goals[item].product.asin for item in found} for found in splits]
+    asins = [{shop.shop.goals[item].product.asin for item in items} for items in splits]
     assert not (asins[0] & asins[1] | asins[0] & asins[2] | asins[1] & asins[2])
 
 
-def test_each_stall_is_a_shop_of_its_own_whose_goal_an_oracle_buys():
+def test_each_stall_is_a_separate_shop_and_an_oracle_buys_its_goal():
     play, pages, bought = WebShop(prompt='short', stalls=256, products=4), {}, set()
     for item in range(0, 256, 8):
         pages[item] = play.reset(item)
@@ -332,7 +332,7 @@ def test_each_stall_is_a_shop_of_its_own_whose_goal_an_oracle_buys():
 # ---- in environments and servers -----------------------------------------------------------------
 
 
-def test_an_oracle_clicks_a_value_that_two_options_have_once(one_shirt):
+def test_an_oracle_clicks_a_value_of_two_options_only_once(one_shirt):
     """The value was chosen for one option, and the oracle kept clicking for the other."""
     play = one_shirt(Fit=[{'value': 'small'}], Size=[{'value': 'small'}])
     replies = [play.step(play.plan()[0]) for _ in range(4)]
@@ -340,7 +340,7 @@ def test_an_oracle_clicks_a_value_that_two_options_have_once(one_shirt):
     assert replies[-1].reward == 1.0  # one chosen value matches both
 
 
-def test_agentgym_s_client_of_webshop_finds_the_calls_it_makes():
+def test_the_server_supports_the_calls_of_agentgyms_webshop_client():
     app, play = fastapi.FastAPI(), world.AgentGymShop(products=60)
     server.add_routes(app, hosts.Kept(play), server.WORDINGS['webshop'])
     client = TestClient(app)
@@ -358,7 +358,7 @@ def test_agentgym_s_client_of_webshop_finds_the_calls_it_makes():
     assert get('/available_actions') == {'has_search_bar': True, 'clickables': ['search']}
     assert get('/instruction_text') == f'Instruction: {play.goal.text}'
     for action in play.plan():
-        told = post('/step', env_idx=5, action=action)
-    assert told == {'state': get('/observation'), 'reward': 1.0, 'done': True, 'info': None}
+        reply = post('/step', env_idx=5, action=action)
+    assert reply == {'state': get('/observation'), 'reward': 1.0, 'done': True, 'info': None}
     assert get('/available_actions') == {'has_search_bar': False, 'clickables': []}
     assert post('/close', env_idx=5) is True

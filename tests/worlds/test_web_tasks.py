@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
         ('stop [two\nlines]', Action('stop', text='two\nlines')),
     ],
 )
-def test_actions_are_read_as_webarena_writes_them(text, action):
+def test_actions_are_parsed_in_the_format_of_webarena(text, action):
     assert read_action(text) == action
     assert READERS['in_backticks'](f'I think.\n```{text}``` and ```none```') == text.strip()
 
@@ -39,9 +39,9 @@ def test_text_without_an_action_is_unreadable(text):
             read_action(text, verbs)
 
 
-def node(number, role, name='', children=(), ignored=False, **told):
+def node(number, role, name='', children=(), ignored=False, **properties):
     """Return a node of Accessibility.getFullAXTree; its backend number is 10 x number."""
-    value = {'value': {'value': told.pop('value')}} if 'value' in told else {}
+    value = {'value': {'value': properties.pop('value')}} if 'value' in properties else {}
     return {
         'nodeId': str(number),
         'backendDOMNodeId': 10 * number,
@@ -49,7 +49,7 @@ def node(number, role, name='', children=(), ignored=False, **told):
         'role': {'value': role},
         'name': {'value': name},
         'childIds': [str(child) for child in children],
-        'properties': [{'name': k, 'value': {'value': v}} for k, v in told.items()],
+        'properties': [{'name': k, 'value': {'value': v}} for k, v in properties.items()],
     } | value
 
 
@@ -65,13 +65,13 @@ def test_a_page_is_the_lines_of_its_accessibility_tree():
         node(8, 'StaticText', "It's"),
         node(9, 'StaticText', 'far  below'),
     ]
-    found = tree.lines(nodes, {90: (0, 800, 10, 10)}, (0, 0, 100, 100))
-    assert [line.text(n) for n, line in enumerate(found, 1)] == [
+    lines = tree.lines(nodes, {90: (0, 800, 10, 10)}, (0, 0, 100, 100))
+    assert [line.text(n) for n, line in enumerate(lines, 1)] == [
         '[1] link "It\'s"',
         "[2] textbox 'Name' focused: True value: 'Ann'",
         "[3] checkbox 'Yes' checked: False",
     ]
-    assert [line.node for line in found] == [50, 40, 60]
+    assert [line.node for line in lines] == [50, 40, 60]
     scrolled = tree.lines(nodes, {90: (0, 800, 10, 10)}, (0, 750, 100, 100))
     assert scrolled[-1] == tree.Line(0, 90, 'StaticText', 'far below')
 
@@ -81,20 +81,20 @@ def test_a_page_is_the_lines_of_its_accessibility_tree():
 
 def test_tasks_of_listed_sites_are_read(tmp_path):
     path, sites = write_rows(tmp_path, ROWS)
-    found = world.read(path, sites)
-    assert sorted(found) == [0, 1, 2, 3, 4, 5]
-    assert found[3].start == (
+    by_id = world.read(path, sites)
+    assert sorted(by_id) == [0, 1, 2, 3, 4, 5]
+    assert by_id[3].start == (
         'http://127.0.0.1:80/f/books/7/comment/1',
         'http://127.0.0.1:80/item?of=lamp',
     )
-    assert found[0].state == 'shop_state.json' and found[0].answers == (('must_include', ('20',)),)
-    assert found[2].targets[0].contents == ('buy a lamp |OR| buy lamps', 'high')
-    assert [task.number for task in found.values() if task.needs_judge] == [5]
-    alone, judged = (
+    assert by_id[0].state == 'shop_state.json' and by_id[0].answers == (('must_include', ('20',)),)
+    assert by_id[2].targets[0].contents == ('buy a lamp |OR| buy lamps', 'high')
+    assert [task.number for task in by_id.values() if task.needs_judge] == [5]
+    unjudged, judged = (
         {number for split in SPLITS for number in env.our_items(split).tolist()}
         for env in (world.WebEnvironment(tasks=path, sites=sites, judge=j) for j in ('', 'a:b'))
     )
-    assert judged - alone == {5} and judged == found.keys()
+    assert judged - unjudged == {5} and judged == by_id.keys()
 
 
 NOTHING = NOTE | {'required_contents': {'must_include': ['a |OR| ']}}
@@ -123,7 +123,7 @@ def test_tasks_that_cannot_be_scored_are_rejected_by_field(tmp_path, field, chan
         tasks.read_tasks(path, tasks.read_sites(sites))
 
 
-def test_a_program_may_want_a_part_of_a_page_to_be_empty():
+def test_a_program_may_require_an_empty_part_of_a_page():
     target = {'url': 'last', 'locator': '', 'required_contents': {'exact_match': ''}}
     assert tasks.read_target(target).contents == ('',)
 
@@ -139,19 +139,19 @@ def test_sites_are_names_and_addresses():
         world.read('', ())
 
 
-def scored(answers, answer, judge=None, reason=''):
-    told = row(0, 'Why?', reference_answers=answers, string_note=reason)
-    return scoring.string_score(tasks.read_task(told, {'shop': 'http://a'}), answer, judge)
+def score_of(answers, answer, judge=None, reason=''):
+    task_row = row(0, 'Why?', reference_answers=answers, string_note=reason)
+    return scoring.string_score(tasks.read_task(task_row, {'shop': 'http://a'}), answer, judge)
 
 
 @pytest.mark.parametrize(
-    'wanted, answer, score',
+    'reference, answer, score',
     [
         ({'exact_match': 'Two Lamps'}, ' "two lamps" ', 1),
         ({'exact_match': 'Two Lamps'}, 'two lamps, red', 0),
         ({'must_include': ['lamp', '20']}, 'The LAMP costs 20.00', 1),
         ({'must_include': ['lamp', '20']}, 'The lamp', 0),
-        # One phrase of one character is a separate word; one of several is not
+        # A single phrase of one character must be a separate word; one of several need not be
         ({'must_include': ['0']}, '10', 0),
         ({'must_include': ['0']}, '0.', 1),
         ({'must_include': ['0', '1']}, '10', 1),
@@ -159,17 +159,17 @@ def scored(answers, answer, judge=None, reason=''):
         ({'fuzzy_match': 'N/A'}, 'no', 0),
     ],
 )
-def test_answers_are_scored_as_webarena_does(wanted, answer, score):
-    assert scored(wanted, answer) == score
+def test_answers_are_scored_as_in_webarena(reference, answer, score):
+    assert score_of(reference, answer) == score
 
 
-def test_words_of_one_character_are_those_of_nltk():
+def test_words_of_one_character_match_nltk():
     lines = (ROOT / 'tests/data/webarena_words.tsv').read_text(encoding='utf-8').splitlines()
     rows = [line.split('\t') for line in lines if not line.startswith('#')]
     assert len(rows) > 600
-    for found, character, text in rows:
-        score = scored({'must_include': [character]}, json.loads(text))
-        assert score == int(found), (character, text)
+    for expected, character, text in rows:
+        score = score_of({'must_include': [character]}, json.loads(text))
+        assert score == int(expected), (character, text)
 
 
 def test_a_judge_receives_answer_reference_and_intent():
@@ -179,19 +179,19 @@ def test_a_judge_receives_answer_reference_and_intent():
         calls.append(words)
         return words[0] == 'it is'
 
-    assert scored({'fuzzy_match': ['so', 'yes']}, 'It is', judge) == 1
-    assert scored({'fuzzy_match': ['so']}, '', judge) == 0
-    assert scored({'fuzzy_match': 'N/A'}, 'cannot', judge, 'too far') == 0
+    assert score_of({'fuzzy_match': ['so', 'yes']}, 'It is', judge) == 1
+    assert score_of({'fuzzy_match': ['so']}, '', judge) == 0
+    assert score_of({'fuzzy_match': 'N/A'}, 'cannot', judge, 'too far') == 0
     assert calls[0] == ('it is', 'so', 'Why?') and calls[-1] == ('cannot', 'too far', 'Why?')
     with pytest.raises(WorldError, match='web.judge'):
-        scored({'fuzzy_match': ['so']}, 'x')
+        score_of({'fuzzy_match': ['so']}, 'x')
 
 
 def test_addresses_are_scored_by_path_and_query():
-    wanted = ('http://a/b', 'http://a/c?d=1', 'http://a/c?d=2')
-    assert scoring.url_score('http://a/c/e/?d=2&f=3', wanted) == 1
-    assert scoring.url_score('http://a/c?d=3', wanted) == 0
-    assert scoring.url_score('http://a/b', wanted) == 0  # the other query is missing
-    assert scoring.url_score('http://b/b?d=1', wanted) == 0
+    targets = ('http://a/b', 'http://a/c?d=1', 'http://a/c?d=2')
+    assert scoring.url_score('http://a/c/e/?d=2&f=3', targets) == 1
+    assert scoring.url_score('http://a/c?d=3', targets) == 0
+    assert scoring.url_score('http://a/b', targets) == 0  # the other query is missing
+    assert scoring.url_score('http://b/b?d=1', targets) == 0
     assert scoring.post_of('http://a/f/books/7/x/-/comment/9') == 'http://a/f/books/7/'
     assert scoring.post_of('http://a/other') == 'http://a/other'
