@@ -60,6 +60,7 @@ REMOVED = {
         'loss.kl_horizon': ANY,
         'loss.kl_target': 0.0,
     },
+    '839984a3': {'loss.thought_weight': 1.0, 'loss.action_uncertainty': False},
 }
 
 
