@@ -142,14 +142,6 @@ def toy_head(params):
     return params['head']
 
 
-def toy_entropies(params, batch):
-    """Return the entropy of the toy model at each token of a batch, float32 [B, T]."""
-    place = jnp.broadcast_to(jnp.arange(batch.tokens.shape[1]), batch.tokens.shape)
-    states = toy_hidden(params, batch.tokens, place, batch.attention_mask)
-    logp = jax.nn.log_softmax(states @ toy_head(params))
-    return np.pad(-(jnp.exp(logp) * logp).sum(-1)[:, :-1], ((0, 0), (1, 0)))
-
-
 def toy_value_head(params, hidden):
     return (hidden @ params['value'])[:, :, 0]
 

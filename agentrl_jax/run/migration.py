@@ -61,6 +61,7 @@ REMOVED = {
         'loss.kl_target': 0.0,
     },
     '839984a3': {'loss.thought_weight': 1.0, 'loss.action_uncertainty': False},
+    '59125fc1': _each(ANY, 'entropy.method entropy.share entropy.target'),
 }
 
 
