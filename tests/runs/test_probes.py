@@ -4,6 +4,8 @@ The policy is a table, logits[position, last token]. Everything else is the libr
 rollout -> make_batch -> update_step. Three seeds are trained at once.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.algorithms.mt_grpo import MTGRPO
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses, update
+from agentrl_jax.rl.algorithm import KL
 from agentrl_jax.rl.learning import Optim
 from agentrl_jax.types import Scores
 
@@ -78,7 +81,8 @@ def play(params, key, world, turns):
 
 
 def train(algorithm, world, *, turns, steps, lr=0.2):
-    """Train and return the mean return of each step for three seeds, float [SEEDS, steps]."""
+    """Train without a KL; return the mean return of each step for three seeds [SEEDS, steps]."""
+    algorithm = dataclasses.replace(algorithm, kl=KL(0.0))
     length = 2 * turns
     blank = toy.rollout_of([[(1, 1)] * turns] * ROWS, np.zeros((ROWS, turns)), length=length)
     tx = Optim(weight_decay=0.0, max_grad_norm=10.0).tx(lr)

@@ -28,13 +28,12 @@ def test_policy_loss_adds_entropy_and_kl_by_hand(where):
         old_logprobs=jnp.array([[0.0, *logp]], jnp.float32),
         ref_logprobs=jnp.array([[0.0, *(logp - 0.5)]], jnp.float32),
     )
-    how = GRPO(clip=CLIP, entropy_coef=0.1, kl=KL(0.9, where, 'k1'))
+    how = GRPO(clip=CLIP, entropy_coef=0.1, kl=KL(0.2, where, 'k1'))
     loss, sums = update.policy_loss(
         {},
         batch,
         losses.token_weights(batch.mask, 'token_mean'),
         None,
-        0.2,
         ModelFns(
             lambda *_: jnp.ones((1, 3, 1)), lambda _: jnp.log(jnp.array([[1.0, 3]])), None, None
         ),
