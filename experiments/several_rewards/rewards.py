@@ -27,5 +27,5 @@ def parts(rollout, task):
 
 def small_outcome(rollout, task):
     """Return the same with a tenth of the outcome."""
-    found = parts(rollout, task)
-    return found | {'outcome': 0.1 * found['outcome']}
+    rewards = parts(rollout, task)
+    return rewards | {'outcome': 0.1 * rewards['outcome']}
