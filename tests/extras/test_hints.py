@@ -191,7 +191,7 @@ def test_the_kl_of_all_tokens_is_to_teachers_that_read_the_hint(count):
     extra_loss = functools.partial(extra.loss, total=total, learner=learner)
 
     def loss(params):
-        inputs = batch, weights, None, jnp.float32(0), test_opd.TOY, how, [extra_loss]
+        inputs = batch, weights, None, test_opd.TOY, how, [extra_loss]
         return update.policy_loss(params, *inputs)[0]
 
     def by_hand(policy):

@@ -111,7 +111,7 @@ def every_token(how, teacher_logits):
     extra_loss = functools.partial(extra.loss, total=total, learner=learner)
 
     def loss(params):
-        inputs = (batch, weights, None, jnp.float32(0), ONE, settings, [extra_loss])
+        inputs = (batch, weights, None, ONE, settings, [extra_loss])
         return update.policy_loss(params, *inputs)
 
     (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(STUDENT)
