@@ -4,6 +4,7 @@
 it is skipped. Tests describe known differences and compare the rest.
 """
 
+import dataclasses
 import functools
 import warnings
 
@@ -22,7 +23,7 @@ from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
 from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from agentrl_jax.algorithms.rloo import RLOO
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.algorithm import Clip, Range
+from agentrl_jax.rl.algorithm import KL, Clip, Range
 from agentrl_jax.rl.recursions import token_rewards
 
 with warnings.catch_warnings():
@@ -51,8 +52,10 @@ def rollout_of(seed, gaps=True):
 
 
 def batch_of(how, seed, gaps=True):
+    """Return the rollout, its scores, and its batch without a KL."""
     rollout = rollout_of(seed, gaps)
     scores = toy.scores_of(rollout, seed)
+    how = dataclasses.replace(how, kl=KL(0.0))
     return rollout, scores, how.make_batch(rollout, scores, group_size=GROUP)
 
 
