@@ -130,7 +130,7 @@ def test_with_one_turn_it_equals_rloo_and_the_batch_has_one_scale():
     rollout = toy.random_rollout(0, turns=1)
     plain, want, scaled = (
         toy.batch_of(algorithm, rollout, 4, toy.scores_of(rollout))
-        for algorithm in (TurnGRPO(scale='none'), RLOO(), TurnGRPO())
+        for algorithm in (TurnGRPO(scale='none'), RLOO(kl=KL()), TurnGRPO())
     )
     np.testing.assert_allclose(plain.advantages, want.advantages, atol=1e-6)
     size = np.sqrt((np.asarray(plain.advantages)[np.asarray(plain.mask)] ** 2).mean())
