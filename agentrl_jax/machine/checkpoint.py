@@ -386,6 +386,7 @@ def _check_leaves(saved: Any, wanted: Any, path: pathlib.Path) -> None:
     saved, wanted = checksums.leaves(saved), checksums.leaves(wanted)
     errors = [f'{name} is missing in the checkpoint' for name in wanted if name not in saved]
     errors += [f'{name} is only in the checkpoint' for name in saved if name not in wanted]
+    advice = '. Another commit may have written it: see config.json of its run' if errors else ''
     for name in wanted.keys() & saved.keys():
         want, have = wanted[name], saved[name]
         if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
@@ -395,7 +396,7 @@ def _check_leaves(saved: Any, wanted: Any, path: pathlib.Path) -> None:
             errors.append(f'{name} is {have} in the checkpoint and must be {want}')
     if errors:
         more = f' (and {len(errors) - 5} more)' if len(errors) > 5 else ''
-        raise ValueError(f'{path} does not fit: {"; ".join(sorted(errors)[:5])}{more}')
+        raise ValueError(f'{path} does not fit: {"; ".join(sorted(errors)[:5])}{more}{advice}')
 
 
 def _extra(path: pathlib.Path) -> dict[str, Any]:
