@@ -128,6 +128,13 @@ CLAIMS = (
         (
             Effect('from_nothing', 'last', 'nothing', 'clone', 'RL minus clone, unlimited expert'),
             Effect(
+                'scout_sokoban',
+                'last',
+                'short clone, RL',
+                'longer clone',
+                'RL minus longer clone, a scout, Sokoban',
+            ),
+            Effect(
                 'beyond_clone',
                 'lake',
                 'clone, then RL',

@@ -17,7 +17,7 @@ from flax import struct
 
 @dataclasses.dataclass(frozen=True)
 class ScoutSettings:
-    """Settings of a scout. The defaults work on every world of this package."""
+    """Settings of a scout. The defaults fail in the card catalogue (imitation/README.md)."""
 
     seed: int = 0
     steps: int = 2_000_000  # actions in the environments
