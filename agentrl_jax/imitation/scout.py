@@ -17,7 +17,7 @@ from flax import struct
 
 @dataclasses.dataclass(frozen=True)
 class ScoutSettings:
-    """Settings of a scout. The defaults fail in the card catalogue (imitation/README.md)."""
+    """Settings of a scout."""
 
     seed: int = 0
     steps: int = 2_000_000  # actions in the environments
@@ -31,12 +31,16 @@ class ScoutSettings:
     discount: float = 0.99
     gae_lambda: float = 0.95
     clip: float = 0.2  # of the probability ratio
-    entropy_coef: float = 0.01
+    entropy_coef: float = 0.1  # initial; falls linearly to a tenth
     value_coef: float = 0.5
 
     @property
     def updates(self) -> int:
         return max(self.steps // (self.envs * self.length), 1)
+
+    @property
+    def entropy_schedule(self) -> optax.Schedule:
+        return optax.linear_schedule(self.entropy_coef, self.entropy_coef / 10, self.updates)
 
     @property
     def optimiser(self) -> optax.GradientTransformation:
@@ -165,7 +169,12 @@ def gae(
 
 
 def loss(
-    net: Any, steps: Steps, advantage: jax.Array, target: jax.Array, settings: ScoutSettings
+    net: Any,
+    steps: Steps,
+    advantage: jax.Array,
+    target: jax.Array,
+    entropy_coef: jax.Array,
+    settings: ScoutSettings,
 ) -> jax.Array:
     """Return PPO's clipped loss of B steps, with an entropy bonus and a squared value error."""
     logprobs, value = forward(net, steps.view, steps.legal)
@@ -175,7 +184,7 @@ def loss(
     gain = jnp.minimum(ratio * advantage, clipped * advantage).mean()
     entropy = -jnp.where(steps.legal, jnp.exp(logprobs) * logprobs, 0.0).sum(-1).mean()
     error = jnp.square(value - target).mean()
-    return -gain - settings.entropy_coef * entropy + settings.value_coef * error
+    return -gain - entropy_coef * entropy + settings.value_coef * error
 
 
 def start(game: Game, pool: Any, settings: ScoutSettings) -> ScoutState:
@@ -236,7 +245,7 @@ def improve(
 
     def minibatch(carry, part):
         net, opt_state = carry
-        gradient = jax.grad(loss)(net, *part, settings)
+        gradient = jax.grad(loss)(net, *part, settings.entropy_schedule(state.update), settings)
         change, opt_state = settings.optimiser.update(gradient, opt_state)
         return (optax.apply_updates(net, change), opt_state), None
 

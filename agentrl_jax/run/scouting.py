@@ -15,7 +15,7 @@ from agentrl_jax.imitation import scout
 from agentrl_jax.imitation.scout import Game, ScoutSettings, ScoutState
 from agentrl_jax.machine import checksums, files
 from agentrl_jax.records.progress import Progress
-from agentrl_jax.run import parts
+from agentrl_jax.run import parts, usage
 from agentrl_jax.run.config import Config
 
 FOLDER = 'scout'  # below the workdir: a file per world
@@ -53,13 +53,6 @@ def save(path: Path, state: ScoutState, about: dict[str, Any]) -> None:
         np.savez(file, **arrays, **{ABOUT: np.frombuffer(json.dumps(about).encode(), np.uint8)})
 
 
-def read_about(path: Path) -> dict[str, Any] | None:
-    """Return the identity of a saved scout; None without a file."""
-    if not path.exists():
-        return None
-    return json.loads(_arrays(path)[ABOUT].tobytes())
-
-
 def restore(path: Path, like: ScoutState, about: dict[str, Any]) -> ScoutState:
     """Return a saved scout in the structure of `like`; ValueError if it has another identity."""
     arrays = _arrays(path)
@@ -94,7 +87,8 @@ def trained_scout(cfg: Config, workdir: Path, steps: int | None = None) -> tuple
     """
     game, path = game_of(cfg), path_of(cfg, workdir)
     if steps is None:
-        steps = (read_about(path) or {}).get('steps', ScoutSettings.steps)
+        saved = json.loads(_arrays(path)[ABOUT].tobytes()) if path.exists() else {}
+        steps = saved.get('steps', ScoutSettings.steps)
     settings = ScoutSettings(seed=cfg.seed, steps=steps)
     about = identity(cfg, game, settings)
     pool = parts.build_environment(cfg, 'train')[1]
@@ -125,6 +119,10 @@ def trained_scout(cfg: Config, workdir: Path, steps: int | None = None) -> tuple
             save(path, state, about)
             progress.advance(until - done, **shown)
             done = until
+    chance = float(game.env.random_success(held_out, [game.budget]).mean())
+    if shown['held_out'] <= chance:
+        solves = f'the scout of {cfg.env.name} solves {shown["held_out"]:.1%} of held-out levels'
+        usage.warn(f'{solves}, random play {chance:.1%}: a clone of it is useless')
     return game, state.net, pool
 
 
