@@ -7,10 +7,10 @@ clones its episodes from random weights, and PPO trains the clone.
 
 Hardware: 2 CPU cores; the scores are from one of two shared ones (4.0 to 6.4 minutes).
 Time: 211 s including compilation: 44 for the scout, 63 for the clone, 104 for RL.
-Score: of 512 validation maps the scout solves 98.4 to 99.4 %, its clone 83.4, 83.6, 87.1, 81.4 and
-85.4 %, the clone after RL 87.9, 87.5, 88.7, 86.1 and 87.7 %, seeds 0 to 4 (experiments/demo);
-random play 23.3 %, oracle 100 %. 2,000 more steps of cloning in place of RL end at 90.1 % and cost
-1.2 to 1.7 times as much in all (experiments/scout).
+Score: of 512 validation maps the scout solves 98.8 to 99.4 %, its clone 84.0, 81.2, 82.8, 84.4 and
+84.6 %, the clone after RL 88.9, 85.7, 85.9, 88.3 and 88.3 %, seeds 0 to 4 (experiments/demo);
+random play 23.3 %, oracle 100 %. With an earlier scout, 2,000 more steps of cloning in place of RL
+ended at 90.1 % and cost 1.2 to 1.7 times as much in all (experiments/scout).
 """
 
 from configs import small

@@ -13,6 +13,7 @@ from agentrl_jax.imitation import scout
 from agentrl_jax.run import cloning, config, scouting
 from agentrl_jax.run.build import build
 from agentrl_jax.run.usage import WrongUsage
+from configs import demo_library
 
 LAKE = {
     'env.max_turns': 10,
@@ -49,6 +50,19 @@ def test_a_scout_learns_frozen_lake(trained, folder, capfd):
     assert scout.evaluate(net, held_out, game=game) > 0.85  # random play .2
     scouting.trained_scout(lake(), folder)  # finished: loaded, with its saved steps
     assert 'scout' not in capfd.readouterr().err
+
+
+def test_a_scout_that_is_worse_than_random_play_is_reported(tmp_path, capfd):
+    scouting.trained_scout(config.read(demo_library.get_config()), tmp_path, 4096)
+    assert 'solves 0.0% of held-out levels, random play 6.1%' in capfd.readouterr().err
+
+
+@pytest.mark.soak
+def test_the_default_settings_solve_the_card_catalogue(tmp_path):
+    cfg = config.read(demo_library.get_config())
+    game, net, _ = scouting.trained_scout(cfg, tmp_path)
+    held_out = scouting.parts.build_environment(cfg.held_out, 'validation')[1]
+    assert scout.evaluate(net, held_out, game=game) > 0.9
 
 
 def test_episodes_of_a_scout_are_demonstrations_on_training_levels(trained, folder):
@@ -88,12 +102,9 @@ def test_worlds_on_hosts_and_files_have_no_scout():
 @pytest.mark.soak
 def test_kill_9_changes_no_bit(tmp_path):
     def start(workdir):
-        command = [sys.executable, '-m', 'agentrl_jax.scout', '--config=tests/micro_runs.py']
-        return subprocess.Popen(
-            [*command, f'--workdir={workdir}', '--steps=100000', '--config.env.train_levels=64'],
-            cwd=micro_runs.ROOT,
-            env=micro_runs.environment(),
-        )
+        flags = '--config=tests/micro_runs.py --steps=100000 --config.env.train_levels=64'.split()
+        command = [sys.executable, '-m', 'agentrl_jax.scout', f'--workdir={workdir}', *flags]
+        return subprocess.Popen(command, cwd=micro_runs.ROOT, env=micro_runs.environment())
 
     one, two = tmp_path / 'one', tmp_path / 'two'
     assert start(one).wait(240) == 0
