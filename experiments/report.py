@@ -135,6 +135,13 @@ CLAIMS = (
                 'RL minus longer clone, a scout, Sokoban',
             ),
             Effect(
+                'scout_slippery',
+                'last',
+                'short clone, RL',
+                'longer clone',
+                'RL minus longer clone, a scout, slippery FrozenLake',
+            ),
+            Effect(
                 'beyond_clone',
                 'lake',
                 'clone, then RL',
