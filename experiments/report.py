@@ -132,14 +132,14 @@ CLAIMS = (
                 'last',
                 'short clone, RL',
                 'longer clone',
-                'RL minus longer clone, a scout, Sokoban',
+                'RL minus longer clone, Sokoban',
             ),
             Effect(
                 'scout_slippery',
                 'last',
                 'short clone, RL',
                 'longer clone',
-                'RL minus longer clone, a scout, slippery FrozenLake',
+                'RL minus longer clone, slippery lake',
             ),
             Effect(
                 'beyond_clone',
