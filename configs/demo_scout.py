@@ -5,8 +5,8 @@
 The scout learns the game from arrays (agentrl_jax/imitation/README.md), the policy of demo.py
 clones its episodes from random weights, and PPO trains the clone.
 
-Hardware: 2 CPU cores; the scores are from one of two shared ones (4.0 to 6.4 minutes).
-Time: 211 s including compilation: 44 for the scout, 63 for the clone, 104 for RL.
+Hardware: 2 CPU cores; the scores are from one of two shared ones (3.4 minutes a seed).
+Time: 168 s including compilation: 37 for the scout, 53 for the clone, 78 for RL.
 Score: of 512 validation maps the scout solves 98.8 to 99.4 %, its clone 84.0, 81.2, 82.8, 84.4 and
 84.6 %, the clone after RL 88.9, 85.7, 85.9, 88.3 and 88.3 %, seeds 0 to 4 (experiments/demo);
 random play 23.3 %, oracle 100 %. With an earlier scout, 2,000 more steps of cloning in place of RL
